@@ -1,0 +1,4 @@
+//! coevolve
+pub mod env;
+pub mod event;
+pub mod world;
