@@ -2,4 +2,5 @@
 pub mod config;
 pub mod env;
 pub mod event;
+pub mod evolve;
 pub mod world;
