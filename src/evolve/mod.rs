@@ -4,6 +4,8 @@
 //! (reflection, exploration step, draft, verdict) is logged when it is known and looked up before it is
 //! done: a round that was killed takes up where it stopped, without asking an LLM twice.
 
+pub mod client;
+pub mod llm;
 pub mod procedural;
 pub mod validate;
 
@@ -103,6 +105,10 @@ pub trait Explorer: Send + Sync {
     ) -> Result<Vec<DraftProposed>, ExploreError>;
     /// Check (d): do query and solution belong together? Answered by something that did not write them.
     fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<validate::Belongs, ExploreError>;
+    /// Tokens (sent, received) of external LLMs since the last call.
+    fn take_usage(&self) -> (u64, u64) {
+        (0, 0)
+    }
 }
 
 /// Where the round's facts go to and come from. The run implements it over the log.
