@@ -3,4 +3,5 @@ pub mod config;
 pub mod env;
 pub mod event;
 pub mod evolve;
+pub mod model;
 pub mod world;
