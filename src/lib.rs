@@ -1,5 +1,6 @@
 //! coevolve
 pub mod config;
+pub mod agent;
 pub mod env;
 pub mod event;
 pub mod evolve;
