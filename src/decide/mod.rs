@@ -1,0 +1,3 @@
+//! Pure decisions: no I/O, no clock, no threads.
+
+pub mod advantage;
