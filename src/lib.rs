@@ -1,4 +1,5 @@
 //! coevolve
+pub mod decide;
 pub mod env;
 pub mod event;
 pub mod world;
