@@ -1,6 +1,7 @@
 //! coevolve
 pub mod config;
 pub mod agent;
+pub mod decide;
 pub mod env;
 pub mod event;
 pub mod evolve;
