@@ -1,9 +1,10 @@
 //! coevolve
-pub mod config;
 pub mod agent;
+pub mod config;
 pub mod decide;
 pub mod env;
 pub mod event;
 pub mod evolve;
 pub mod model;
+pub mod pipeline;
 pub mod world;
