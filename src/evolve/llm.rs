@@ -4,8 +4,8 @@
 //! queries and solutions that are too short are dropped, not repaired.
 
 use super::client::{ChatClient, Endpoint, first_json};
-use super::validate::Belongs;
 use super::{Context, ExploreError, Explorer, Intent, guidance, task_id};
+use crate::decide::admission::Belonging;
 use crate::env::{Executed, ToolDef};
 use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
@@ -185,7 +185,7 @@ impl Explorer for Llm {
     }
 
     /// A conversation of its own that never saw how the draft came about.
-    fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<Belongs, ExploreError> {
+    fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<Belonging, ExploreError> {
         let turns: Vec<Value> = draft
             .task
             .turns
@@ -197,11 +197,16 @@ impl Explorer for Llm {
             })
             .collect();
         let answer = self.ask(JUDGE, &json!({ "turns": turns }), draw(0, "llm judge", &[&draft.draft]).bits())?;
-        let reason = text(&answer, "reason");
-        Ok(match answer.get("belongs").and_then(Value::as_bool) {
-            Some(true) => Belongs::yes(self.author(), reason),
-            Some(false) => Belongs::no(self.author(), reason),
-            None => Belongs::no(self.author(), "the judge did not answer the question"),
+        let belongs = answer.get("belongs").and_then(Value::as_bool);
+        Ok(Belonging {
+            // The same endpoint may judge, but in a conversation that never saw how the draft came about.
+            judge: format!("{} as judge", self.author()),
+            author: draft.author.clone(),
+            confirmed: belongs == Some(true),
+            detail: match belongs {
+                Some(_) => text(&answer, "reason"),
+                None => "the judge did not answer the question".into(),
+            },
         })
     }
 

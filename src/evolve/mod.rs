@@ -9,6 +9,7 @@ pub mod llm;
 pub mod procedural;
 pub mod validate;
 
+use crate::decide::admission::Belonging;
 use crate::env::{EnvError, Environment, Executed, ToolDef};
 use crate::event::{
     Action, ContextSpec, DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutFinished, SignalKind, TaskSpec,
@@ -73,6 +74,16 @@ pub enum ExploreError {
         /// Environment name.
         env: String,
     },
+    /// A baseline agent could not be played.
+    #[error("draft {draft}: the {agent} agent could not be played: {message}")]
+    Baseline {
+        /// Agent.
+        agent: String,
+        /// Draft id.
+        draft: String,
+        /// Why.
+        message: String,
+    },
     /// An endpoint failed or answered something unusable after all retries.
     #[error("explorer endpoint: {0}")]
     Endpoint(String),
@@ -104,7 +115,7 @@ pub trait Explorer: Send + Sync {
         steps: &[ExplorationStepTaken],
     ) -> Result<Vec<DraftProposed>, ExploreError>;
     /// Check (d): do query and solution belong together? Answered by something that did not write them.
-    fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<validate::Belongs, ExploreError>;
+    fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<Belonging, ExploreError>;
     /// Tokens (sent, received) of external LLMs since the last call.
     fn take_usage(&self) -> (u64, u64) {
         (0, 0)

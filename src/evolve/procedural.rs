@@ -2,8 +2,8 @@
 //! environment's narrator for plans around that pattern, tries them in the real environment and writes a
 //! task from each plan that went through.
 
-use super::validate::Belongs;
 use super::{Context, ExploreError, Explorer, Intent, called_tools, guidance, task_id};
+use crate::decide::admission::{BY_CONSTRUCTION, Belonging};
 use crate::env::{Environment, Executed, Narrator, ToolDef};
 use crate::event::{
     DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutFinished, SignalKind, TaskSpec, TurnSpec,
@@ -223,24 +223,25 @@ impl Explorer for Procedural {
 
     /// By construction with a tested round trip: the query alone, read by an independent parser, asks for
     /// exactly these calls.
-    fn judge(&self, draft: &DraftProposed, _executed: &[Vec<Executed>]) -> Result<Belongs, ExploreError> {
+    fn judge(&self, draft: &DraftProposed, _executed: &[Vec<Executed>]) -> Result<Belonging, ExploreError> {
         let narrator = self.narrator()?;
+        let verdict = |confirmed, detail| Belonging {
+            judge: BY_CONSTRUCTION.into(),
+            author: draft.author.clone(),
+            confirmed,
+            detail,
+        };
         for (i, turn) in draft.task.turns.iter().enumerate() {
             match narrator.understand(&draft.task.base, &turn.query, turn.missing.as_ref()) {
-                None => {
-                    return Ok(Belongs::no("construction", format!("turn {}: the query cannot be read back", i + 1)));
-                }
+                None => return Ok(verdict(false, format!("turn {}: the query cannot be read back", i + 1))),
                 Some((calls, answer)) if calls != turn.solution || answer != turn.answer => {
                     let names: Vec<String> = calls.iter().map(|c| format!("{}{}", c.name, c.arguments)).collect();
-                    return Ok(Belongs::no(
-                        "construction",
-                        format!("turn {}: the query asks for {}", i + 1, names.join(", ")),
-                    ));
+                    return Ok(verdict(false, format!("turn {}: the query asks for {}", i + 1, names.join(", "))));
                 }
                 Some(_) => {}
             }
         }
-        Ok(Belongs::yes("construction", "every query reads back to its solution"))
+        Ok(verdict(true, "every query reads back to its solution".into()))
     }
 }
 
