@@ -189,7 +189,6 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
         ("evolve.mode", &s.evolve.mode),
         ("evolve.initial", &s.evolve.initial),
         ("evolve.explorer", &s.evolve.explorer),
-        ("evolve.review", &s.evolve.review),
         ("env.name", &s.env.name),
         ("policy.tool_docs", &s.policy.tool_docs),
     ];

@@ -136,7 +136,6 @@ settings! {
         validate: bool = true, "true | false", "Validate drafts; off is the paper's ablation: every draft that parses is admitted.";
         min_solution: u32 = 3, "calls", "Shortest solution of a draft, over all its turns.";
         similarity: f64 = 0.9, "0..1", "Drafts whose query and solution are this close to a task or an evaluation task are near-duplicates.";
-        review: String = "auto".into(), "auto | hold", "hold: validated drafts wait for `coevolve review`.";
         llm_url: String = "http://127.0.0.1:8000/v1".into(), "URL", "OpenAI-compatible endpoint of the llm explorer.";
         llm_model: String = "".into(), "model name", "Model of the llm explorer.";
         llm_key_env: String = "OPENAI_API_KEY".into(), "variable name", "Environment variable that holds the key; the key itself is never a setting and never logged.";
