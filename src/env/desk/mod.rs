@@ -126,3 +126,6 @@ impl Narrator for Desk {
         propose::propose(base, pattern, tools, seed, count)
     }
 }
+
+#[cfg(test)]
+mod tests;

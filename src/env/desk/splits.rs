@@ -52,7 +52,7 @@ fn names(label: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Whether one clause joins two apps of a held-out pair.
-fn joins_held_pair(label: &str) -> bool {
+pub(super) fn joins_held_pair(label: &str) -> bool {
     // Slot names ("team=") are not references.
     let apps: Vec<App> = label
         .split(['(', ')', ',', '[', ']', '|', '+', ':'])
