@@ -1,4 +1,5 @@
 //! coevolve
+pub mod agent;
 pub mod env;
 pub mod event;
 pub mod world;
