@@ -262,11 +262,13 @@ impl Episode {
         if parsed.calls.is_empty() {
             self.invalid += 1;
             let notes = std::mem::take(&mut self.notes);
-            self.act(text, Vec::new(), notes.iter().map(|n| self.note(n)).collect());
+            self.act(text, Vec::new(), Vec::new());
+            let lines: Vec<Line> =
+                notes.iter().map(|n| Line::Tool { name: String::new(), content: self.note(n) }).collect();
             if self.invalid >= self.limits.invalid_in_a_row {
+                self.heard(&lines);
                 return Ok(self.cut(EndReason::InvalidCalls));
             }
-            let lines = notes.iter().map(|n| Line::Tool { name: String::new(), content: self.note(n) }).collect();
             return self.extend(lines);
         }
         self.invalid = 0;
@@ -300,8 +302,11 @@ impl Episode {
         let contents = step.results.into_iter().map(|r| self.cut_text(r.content, self.limits.observation_bytes));
         let lines: Vec<Line> =
             named.zip(contents.chain(notes)).map(|(name, content)| Line::Tool { name, content }).collect();
-        self.heard(&lines);
-        if step.done { Ok(self.evaluate()) } else { self.extend(lines) }
+        if step.done {
+            self.heard(&lines);
+            return Ok(self.evaluate());
+        }
+        self.extend(lines)
     }
 
     fn turned(&mut self, turn: TurnReply) -> Result<Next, AgentError> {
@@ -327,13 +332,13 @@ impl Episode {
                 Role::User => Line::User(content),
             });
         }
-        self.heard(&lines);
         self.extend(lines)
     }
 
     /// Appends the template's continuation and goes on sampling.
-    fn extend(&mut self, mut lines: Vec<Line>) -> Result<Next, AgentError> {
+    fn extend(&mut self, whole: Vec<Line>) -> Result<Next, AgentError> {
         let mut bytes = self.limits.observation_bytes;
+        let mut lines = whole.clone();
         let added = loop {
             let Some(opening) = &self.opening else { return Err(self.out_of_turn("lines to append")) };
             let added = self.dialect.append(opening, &self.history, &lines).map_err(|source| self.refused(source))?;
@@ -341,13 +346,14 @@ impl Episode {
                 break added;
             }
             bytes /= 2;
+            lines.clone_from(&whole);
             for line in &mut lines {
                 if let Line::Tool { content, .. } = line {
-                    let text = std::mem::take(content);
-                    *content = self.cut_text(text, bytes);
+                    *content = self.cut_text(std::mem::take(content), bytes);
                 }
             }
         };
+        self.heard(&lines);
         self.history.extend(lines);
         // The reply needs room for at least one token.
         if self.ids.len() + added.len() >= self.limits.context_tokens {

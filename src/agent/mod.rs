@@ -17,6 +17,10 @@ pub mod hands;
 pub mod puppet;
 pub mod sample;
 pub mod scripted;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use baseline::{EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
 pub use dialect::{ByteDialect, Dialect, DialectError, Line, Parsed};
