@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use super::hands::{Answer, Op, Reply};
+use super::dialect::Fault;
 use super::{AgentError, Dialect, EpisodeJob, EpisodeRecord, Limits, Line};
 use crate::env::{EnvError, Opening, StepReply, ToolDef, TurnReply};
 use crate::event::{Action, EndReason, Reward, ToolCall};
@@ -73,7 +74,7 @@ pub struct Episode {
     /// Where the reply that is being sampled starts in `ids`.
     reply_start: usize,
     /// What the agent must hear besides the results: errors of malformed or surplus calls.
-    notes: Vec<String>,
+    notes: Vec<Fault>,
     step_limit: u32,
     env_steps: u32,
     turn: u32,
@@ -264,7 +265,7 @@ impl Episode {
             let notes = std::mem::take(&mut self.notes);
             self.act(text, Vec::new(), Vec::new());
             let lines: Vec<Line> =
-                notes.iter().map(|n| Line::Tool { name: String::new(), content: self.note(n) }).collect();
+                notes.iter().map(|n| Line::Tool { name: String::new(), content: self.note(&n.message) }).collect();
             if self.invalid >= self.limits.invalid_in_a_row {
                 self.heard(&lines);
                 return Ok(self.cut(EndReason::InvalidCalls));
@@ -274,11 +275,14 @@ impl Episode {
         self.invalid = 0;
         if parsed.calls.len() > self.limits.calls_per_message {
             let surplus = parsed.calls.split_off(self.limits.calls_per_message);
-            self.notes.push(format!(
-                "{} calls were not executed: at most {} per message",
-                surplus.len(),
-                self.limits.calls_per_message
-            ));
+            self.notes.push(Fault {
+                message: format!(
+                    "{} calls were not executed: at most {} per message",
+                    surplus.len(),
+                    self.limits.calls_per_message
+                ),
+                after_calls: usize::MAX,
+            });
         }
         self.act(text, parsed.calls.clone(), Vec::new());
         if self.env_steps >= self.step_limit || parsed.calls.is_empty() {
@@ -297,11 +301,15 @@ impl Episode {
             );
         }
         let names: Vec<String> = calls.iter().map(|c| c.name.clone()).collect();
-        let notes: Vec<String> = std::mem::take(&mut self.notes).iter().map(|n| self.note(n)).collect();
-        let named = names.into_iter().chain(std::iter::repeat(String::new()));
-        let contents = step.results.into_iter().map(|r| self.cut_text(r.content, self.limits.observation_bytes));
-        let lines: Vec<Line> =
-            named.zip(contents.chain(notes)).map(|(name, content)| Line::Tool { name, content }).collect();
+        let mut notes = std::mem::take(&mut self.notes).into_iter().peekable();
+        let mut lines = Vec::with_capacity(names.len());
+        for (i, (name, result)) in names.into_iter().zip(step.results).enumerate() {
+            while let Some(fault) = notes.next_if(|n| n.after_calls <= i) {
+                lines.push(Line::Tool { name: String::new(), content: self.note(&fault.message) });
+            }
+            lines.push(Line::Tool { name, content: self.cut_text(result.content, self.limits.observation_bytes) });
+        }
+        lines.extend(notes.map(|n| Line::Tool { name: String::new(), content: self.note(&n.message) }));
         if step.done {
             self.heard(&lines);
             return Ok(self.evaluate());

@@ -3,17 +3,21 @@
 //! * [`episode`]: one rollout as a state machine without I/O: the only place that keeps ids, sampled
 //!   runs and log-probs;
 //! * [`dialect`]: how a conversation becomes token ids and a reply becomes tool calls;
+//! * [`chat`]: the dialect of real models, over [`template`], [`tools`] and [`parse`];
 //! * [`hands`]: how an agent reaches environments without blocking the decode loop;
 //! * [`sample`]: from logits to a token and its log-prob;
 //! * [`engine`]: the policy agent: continuous batching over many episodes;
+//! * [`network`]: the CPU decoder as the engine's network;
 //! * [`puppet`]: agents without a model, played through the same state machine ([`baseline`],
 //!   [`scripted`]).
 
 pub mod baseline;
+pub mod chat;
 pub mod dialect;
 pub mod engine;
 pub mod episode;
 pub mod hands;
+pub mod network;
 pub mod puppet;
 pub mod sample;
 pub mod scripted;
@@ -23,10 +27,12 @@ mod testing;
 mod tests;
 
 pub use baseline::{EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
-pub use dialect::{ByteDialect, Dialect, DialectError, Line, Parsed};
+pub use chat::{ChatDialect, ChatOptions};
+pub use dialect::{ByteDialect, Dialect, DialectError, Fault, Line, Parsed};
 pub use engine::{Decode, Policy, PolicyAgent};
 pub use episode::{Episode, Next};
 pub use hands::{Answer, Hands, InlineHands, Op, Reply};
+pub use network::ModelPolicy;
 pub use scripted::ScriptedAgent;
 
 use crate::event::{Action, EndReason, Reward, RolloutFinished, RolloutKey, TaskSpec};
