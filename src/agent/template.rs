@@ -10,7 +10,7 @@
 //! `<think>` sections, trimming) do not; the caller then goes on appending or splits the rollout.
 //!
 //! *Trust.* What users and tools say is data. If it holds the text of a control token (`<|im_end|>`), a
-//! rendered text would hold that token. [`Rendered::cuts`] marks where the tokenizer has to cut such text
+//! rendered text would hold that token. [`crate::model::marked::Rendered::cuts`] marks where the tokenizer has to cut such text
 //! so that it stays ordinary text ([`crate::model::tokenizer::Tokenizer::encode_rendered`]).
 
 use super::pyvalue;
@@ -18,16 +18,12 @@ use super::tools::{self, ToolStyle};
 use crate::env::{Message, Role, ToolDef};
 use crate::event::ToolCall;
 use crate::event::json::Json;
+pub use crate::model::marked::{Rendered, Specials};
+use crate::model::marked::{SLOT, defuse};
 use minijinja::{Environment, Error, ErrorKind, Value};
 
 /// Largest template source accepted, bytes (the longest in use are about 20 KB).
 pub const MAX_TEMPLATE_BYTES: usize = 1 << 20;
-
-/// Stands inside a control token's text in untrusted content until the text is rendered. A Unicode
-/// noncharacter: it has no business in any text, and untrusted text is cleared of it first.
-const CUT: char = '\u{FDD1}';
-/// Stands for a completion while its surroundings are rendered.
-const SLOT: char = '\u{FDD2}';
 
 /// What can go wrong with a template.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -86,34 +82,6 @@ impl From<&Message> for ChatMessage {
     }
 }
 
-/// A rendered text and the places (byte offsets, ascending) where a tokenizer must cut it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rendered {
-    /// The text.
-    pub text: String,
-    /// Offsets inside the text of control tokens that untrusted content spells out.
-    pub cuts: Vec<usize>,
-}
-
-impl Rendered {
-    fn from_marked(marked: &str) -> Rendered {
-        let mut text = String::with_capacity(marked.len());
-        let mut cuts = Vec::new();
-        for (i, part) in marked.split(CUT).enumerate() {
-            if i > 0 {
-                cuts.push(text.len());
-            }
-            text.push_str(part);
-        }
-        Rendered { text, cuts }
-    }
-
-    /// Text and cuts of untrusted words that stand alone.
-    pub fn untrusted(text: &str, control: &[String]) -> Rendered {
-        Rendered::from_marked(&defuse(text, control))
-    }
-}
-
 /// What follows a completion.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Continuation {
@@ -123,19 +91,6 @@ pub struct Continuation {
     /// `None` if prompt + completion + append is exactly what the template renders for the whole
     /// conversation; otherwise the template's own rendering, which rewrites earlier text.
     pub rewritten: Option<Rendered>,
-}
-
-/// The texts a template and its tokenizer agree on.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Specials {
-    /// `bos_token`, if the model has one.
-    pub bos: Option<String>,
-    /// `eos_token`.
-    pub eos: Option<String>,
-    /// Texts of all tokens that end a completion.
-    pub stops: Vec<String>,
-    /// Texts of all control tokens: what untrusted content must not produce.
-    pub control: Vec<String>,
 }
 
 /// A compiled chat template. Shared by all threads.
@@ -262,6 +217,19 @@ impl ChatTemplate {
         self.render_json(&messages, &tools, add_generation_prompt)
     }
 
+    /// A JSON message with the content of users and tools marked for cutting.
+    pub(super) fn defused(&self, message: &Json) -> Json {
+        let Json::Object(entries) = message else { return message.clone() };
+        let trusted = !matches!(message.get("role").and_then(Json::as_str), Some("user" | "tool"));
+        let entry = |(key, value): &(String, Json)| match value {
+            Json::String(text) if !trusted && key == "content" => {
+                (key.clone(), Json::String(defuse(text, &self.specials.control)))
+            }
+            _ => (key.clone(), value.clone()),
+        };
+        Json::Object(entries.iter().map(entry).collect())
+    }
+
     /// What to append after the policy, asked with `conversation`, wrote `sampled` (decoded, without its
     /// stop token) and `new` messages came. `stopped`: a stop token was sampled, so the template's own
     /// end-of-turn text is left out.
@@ -380,32 +348,6 @@ fn message_json(m: &ChatMessage, control: &[String]) -> Json {
         entries.push(("tool_calls".to_owned(), Json::Array(m.tool_calls.iter().map(call).collect())));
     }
     Json::Object(entries)
-}
-
-/// Puts a cut mark behind the first character of every control text in `text`, overlapping ones too.
-fn defuse(text: &str, control: &[String]) -> String {
-    // U+FFFD for our own marks: the text arrives whole, its odd characters don't.
-    let clean = text.replace([CUT, SLOT], "\u{FFFD}");
-    let mut cuts: Vec<usize> = Vec::new();
-    for token in control {
-        let Some(first) = token.chars().next() else { continue };
-        let mut from = 0;
-        while let Some(at) = clean[from..].find(token.as_str()) {
-            cuts.push(from + at + first.len_utf8());
-            from += at + first.len_utf8();
-        }
-    }
-    cuts.sort_unstable();
-    cuts.dedup();
-    let mut marked = String::with_capacity(clean.len() + 4 * cuts.len());
-    let mut from = 0;
-    for cut in cuts {
-        marked.push_str(&clean[from..cut]);
-        marked.push(CUT);
-        from = cut;
-    }
-    marked.push_str(&clean[from..]);
-    marked
 }
 
 /// Transformers' `{% generation %}` blocks only mark spans for its own masks: rendered as plain blocks.

@@ -4,7 +4,9 @@ pub mod config;
 pub mod decode;
 pub mod error;
 pub mod lora;
+pub mod marked;
 pub mod params;
+pub mod tokenizer;
 pub mod train;
 
 pub use config::{Family, ModelConfig};
