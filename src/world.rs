@@ -77,6 +77,22 @@ pub fn now_ms() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
+/// Measures durations. Only for [`crate::event::Meta`] and statistics.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopwatch(std::time::Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    pub fn start() -> Stopwatch {
+        Stopwatch(std::time::Instant::now())
+    }
+
+    /// Microseconds since the start.
+    pub fn micros(&self) -> u64 {
+        self.0.elapsed().as_micros() as u64
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
