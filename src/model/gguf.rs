@@ -184,9 +184,8 @@ fn config(content: &Content) -> Result<ModelConfig, ModelError> {
     let family = Family::from_model_type(arch)?;
     let get = |key: &str| content.metadata.get(&format!("{arch}.{key}"));
     let size = |key: &str| get(key).and_then(integer);
-    let need = |key: &str| {
-        size(key).ok_or_else(|| ModelError::Config(format!("the GGUF file has no integer {arch}.{key}")))
-    };
+    let need =
+        |key: &str| size(key).ok_or_else(|| ModelError::Config(format!("the GGUF file has no integer {arch}.{key}")));
     let float = |key: &str| match get(key) {
         // The shortest decimal of the f32 that was meant: 1e-5, not 9.999999747378752e-6.
         Some(Value::F32(x)) => x.to_string().parse::<f64>().ok(),
@@ -292,12 +291,9 @@ struct Split {
 
 /// By the name in `tokenizer.ggml.pre`; what each stands for is in the `tokenizer.json` of the models.
 fn split(pre: &str) -> Option<Split> {
-    let byte_level = |regex: bool| {
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex})
-    };
-    let sequence = |first: serde_json::Value, regex: bool| {
-        json!({"type": "Sequence", "pretokenizers": [first, byte_level(regex)]})
-    };
+    let byte_level =
+        |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+    let sequence = |first: serde_json::Value, regex: bool| json!({"type": "Sequence", "pretokenizers": [first, byte_level(regex)]});
     let by_regex = |digits: &str| {
         let pattern = format!(
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

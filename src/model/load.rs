@@ -216,8 +216,8 @@ pub fn is_ignored(name: &str, tied: bool) -> bool {
 /// embeddings) or does not fit `config`.
 pub fn load_adapter(folder: &Path, config: &ModelConfig) -> Result<LoraParams, LoadError> {
     let path = folder.join("adapter_config.json");
-    let value: Value = serde_json::from_slice(&read_bounded(&path, MAX_JSON_BYTES)?)
-        .map_err(|e| malformed(&path, e))?;
+    let value: Value =
+        serde_json::from_slice(&read_bounded(&path, MAX_JSON_BYTES)?).map_err(|e| malformed(&path, e))?;
     let lora = adapter_config(&value).map_err(model(&path))?;
     let layout = LoraLayout::new(config, &lora).map_err(model(&path))?;
     let file = folder.join("adapter_model.safetensors");
@@ -245,7 +245,8 @@ fn adapter_config(value: &Value) -> Result<LoraConfig, ModelError> {
     }
     for key in ["rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"] {
         let v = get(key);
-        let empty = v.is_null() || v.as_object().is_some_and(|o| o.is_empty()) || v.as_array().is_some_and(|a| a.is_empty());
+        let empty =
+            v.is_null() || v.as_object().is_some_and(|o| o.is_empty()) || v.as_array().is_some_and(|a| a.is_empty());
         if !empty {
             return unsupported("adapter option", &Value::from(key), "one rank and alpha for every layer");
         }
@@ -405,7 +406,8 @@ fn read_header(path: &Path) -> Result<(u64, Metadata), LoadError> {
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|e| malformed(path, format!("header: {e}")))?;
     let expected = 8 + length + metadata.data_len() as u64;
     if expected != size {
-        let detail = format!("the header describes a file of {expected} bytes, but it has {size} (cut off while copying?)");
+        let detail =
+            format!("the header describes a file of {expected} bytes, but it has {size} (cut off while copying?)");
         return Err(malformed(path, detail));
     }
     Ok((8 + length, metadata))

@@ -85,10 +85,7 @@ pub fn save_adapter(folder: &Path, lora: &LoraParams, base: &str) -> Result<(), 
 }
 
 /// Fills a hidden sibling of `folder` through `fill`, then puts it in its place.
-fn replace_folder(
-    folder: &Path,
-    fill: impl FnOnce(&Path) -> Result<(), LoadError>,
-) -> Result<(), LoadError> {
+fn replace_folder(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), LoadError>) -> Result<(), LoadError> {
     let name = folder.file_name().and_then(|n| n.to_str());
     let name = name.ok_or_else(|| malformed(folder, "is no name for a folder"))?;
     let parent = match folder.parent() {
