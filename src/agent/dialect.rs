@@ -28,13 +28,22 @@ pub enum Line {
     Released(Vec<ToolDef>),
 }
 
+/// Something that looked like a call and is none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fault {
+    /// In words for the agent.
+    pub message: String,
+    /// Valid calls before it, so that answers can be given in the order written.
+    pub after_calls: usize,
+}
+
 /// What was found in a reply.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Parsed {
     /// Valid calls in order, arguments canonical.
     pub calls: Vec<ToolCall>,
-    /// What looked like a call and is none; the agent reads these messages.
-    pub errors: Vec<String>,
+    /// What looked like a call and is none, in order.
+    pub errors: Vec<Fault>,
     /// The words around the calls.
     pub text: String,
 }
@@ -184,6 +193,9 @@ fn parse_hermes(text: &str) -> Parsed {
         arguments: serde_json::Map<String, serde_json::Value>,
     }
     let mut parsed = Parsed::default();
+    let fault = |parsed: &mut Parsed, message: String| {
+        parsed.errors.push(Fault { message, after_calls: parsed.calls.len() });
+    };
     let mut rest = text;
     while let Some(at) = rest.find(OPEN) {
         parsed.text.push_str(&rest[..at]);
@@ -191,7 +203,7 @@ fn parse_hermes(text: &str) -> Parsed {
         let (inner, after) = match body.find(CLOSE) {
             Some(end) => (&body[..end], &body[end + CLOSE.len()..]),
             None => {
-                parsed.errors.push(format!("the call is not closed by {CLOSE}"));
+                fault(&mut parsed, format!("the call is not closed by {CLOSE}"));
                 rest = "";
                 break;
             }
@@ -201,7 +213,7 @@ fn parse_hermes(text: &str) -> Parsed {
             Ok(call) => parsed
                 .calls
                 .push(ToolCall { name: call.name, arguments: serde_json::Value::Object(call.arguments).to_string() }),
-            Err(e) => parsed.errors.push(format!("the call is not valid JSON: {e}")),
+            Err(e) => fault(&mut parsed, format!("the call is not valid JSON: {e}")),
         }
         rest = after;
     }

@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use super::hands::{Answer, Op, Reply};
+use super::dialect::Fault;
 use super::{AgentError, Dialect, EpisodeJob, EpisodeRecord, Limits, Line};
 use crate::env::{EnvError, Opening, StepReply, ToolDef, TurnReply};
 use crate::event::{Action, EndReason, Reward, ToolCall};
@@ -73,7 +74,7 @@ pub struct Episode {
     /// Where the reply that is being sampled starts in `ids`.
     reply_start: usize,
     /// What the agent must hear besides the results: errors of malformed or surplus calls.
-    notes: Vec<String>,
+    notes: Vec<Fault>,
     step_limit: u32,
     env_steps: u32,
     turn: u32,
@@ -262,21 +263,26 @@ impl Episode {
         if parsed.calls.is_empty() {
             self.invalid += 1;
             let notes = std::mem::take(&mut self.notes);
-            self.act(text, Vec::new(), notes.iter().map(|n| self.note(n)).collect());
+            self.act(text, Vec::new(), Vec::new());
+            let lines: Vec<Line> =
+                notes.iter().map(|n| Line::Tool { name: String::new(), content: self.note(&n.message) }).collect();
             if self.invalid >= self.limits.invalid_in_a_row {
+                self.heard(&lines);
                 return Ok(self.cut(EndReason::InvalidCalls));
             }
-            let lines = notes.iter().map(|n| Line::Tool { name: String::new(), content: self.note(n) }).collect();
             return self.extend(lines);
         }
         self.invalid = 0;
         if parsed.calls.len() > self.limits.calls_per_message {
             let surplus = parsed.calls.split_off(self.limits.calls_per_message);
-            self.notes.push(format!(
-                "{} calls were not executed: at most {} per message",
-                surplus.len(),
-                self.limits.calls_per_message
-            ));
+            self.notes.push(Fault {
+                message: format!(
+                    "{} calls were not executed: at most {} per message",
+                    surplus.len(),
+                    self.limits.calls_per_message
+                ),
+                after_calls: usize::MAX,
+            });
         }
         self.act(text, parsed.calls.clone(), Vec::new());
         if self.env_steps >= self.step_limit || parsed.calls.is_empty() {
@@ -295,13 +301,20 @@ impl Episode {
             );
         }
         let names: Vec<String> = calls.iter().map(|c| c.name.clone()).collect();
-        let notes: Vec<String> = std::mem::take(&mut self.notes).iter().map(|n| self.note(n)).collect();
-        let named = names.into_iter().chain(std::iter::repeat(String::new()));
-        let contents = step.results.into_iter().map(|r| self.cut_text(r.content, self.limits.observation_bytes));
-        let lines: Vec<Line> =
-            named.zip(contents.chain(notes)).map(|(name, content)| Line::Tool { name, content }).collect();
-        self.heard(&lines);
-        if step.done { Ok(self.evaluate()) } else { self.extend(lines) }
+        let mut notes = std::mem::take(&mut self.notes).into_iter().peekable();
+        let mut lines = Vec::with_capacity(names.len());
+        for (i, (name, result)) in names.into_iter().zip(step.results).enumerate() {
+            while let Some(fault) = notes.next_if(|n| n.after_calls <= i) {
+                lines.push(Line::Tool { name: String::new(), content: self.note(&fault.message) });
+            }
+            lines.push(Line::Tool { name, content: self.cut_text(result.content, self.limits.observation_bytes) });
+        }
+        lines.extend(notes.map(|n| Line::Tool { name: String::new(), content: self.note(&n.message) }));
+        if step.done {
+            self.heard(&lines);
+            return Ok(self.evaluate());
+        }
+        self.extend(lines)
     }
 
     fn turned(&mut self, turn: TurnReply) -> Result<Next, AgentError> {
@@ -327,13 +340,13 @@ impl Episode {
                 Role::User => Line::User(content),
             });
         }
-        self.heard(&lines);
         self.extend(lines)
     }
 
     /// Appends the template's continuation and goes on sampling.
-    fn extend(&mut self, mut lines: Vec<Line>) -> Result<Next, AgentError> {
+    fn extend(&mut self, whole: Vec<Line>) -> Result<Next, AgentError> {
         let mut bytes = self.limits.observation_bytes;
+        let mut lines = whole.clone();
         let added = loop {
             let Some(opening) = &self.opening else { return Err(self.out_of_turn("lines to append")) };
             let added = self.dialect.append(opening, &self.history, &lines).map_err(|source| self.refused(source))?;
@@ -341,13 +354,14 @@ impl Episode {
                 break added;
             }
             bytes /= 2;
+            lines.clone_from(&whole);
             for line in &mut lines {
                 if let Line::Tool { content, .. } = line {
-                    let text = std::mem::take(content);
-                    *content = self.cut_text(text, bytes);
+                    *content = self.cut_text(std::mem::take(content), bytes);
                 }
             }
         };
+        self.heard(&lines);
         self.history.extend(lines);
         // The reply needs room for at least one token.
         if self.ids.len() + added.len() >= self.limits.context_tokens {

@@ -3,26 +3,42 @@
 //! * [`episode`]: one rollout as a state machine without I/O: the only place that keeps ids, sampled
 //!   runs and log-probs;
 //! * [`dialect`]: how a conversation becomes token ids and a reply becomes tool calls;
+//! * [`chat`]: the dialect of real models, over [`template`], [`tools`] and [`parse`];
 //! * [`hands`]: how an agent reaches environments without blocking the decode loop;
 //! * [`sample`]: from logits to a token and its log-prob;
 //! * [`engine`]: the policy agent: continuous batching over many episodes;
+//! * [`network`]: the CPU decoder as the engine's network;
 //! * [`puppet`]: agents without a model, played through the same state machine ([`baseline`],
 //!   [`scripted`]).
 
 pub mod baseline;
+pub mod chat;
+pub mod check_calls;
+pub mod check_template;
 pub mod dialect;
 pub mod engine;
 pub mod episode;
 pub mod hands;
+pub mod network;
+pub mod parse;
 pub mod puppet;
+mod pyvalue;
 pub mod sample;
 pub mod scripted;
+pub mod template;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+pub mod tools;
 
 pub use baseline::{EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
-pub use dialect::{ByteDialect, Dialect, DialectError, Line, Parsed};
+pub use chat::{ChatDialect, ChatOptions};
+pub use dialect::{ByteDialect, Dialect, DialectError, Fault, Line, Parsed};
 pub use engine::{Decode, Policy, PolicyAgent};
 pub use episode::{Episode, Next};
 pub use hands::{Answer, Hands, InlineHands, Op, Reply};
+pub use network::ModelPolicy;
 pub use scripted::ScriptedAgent;
 
 use crate::event::{Action, EndReason, Reward, RolloutFinished, RolloutKey, TaskSpec};
@@ -142,6 +158,8 @@ pub struct Limits {
     pub concurrent: usize,
     /// Tokens of one sequence per forward pass (long prompts go in pieces).
     pub prefill_chunk: usize,
+    /// Tokens of longer items per forward pass over all sequences; bounds the network's workspace.
+    pub forward_tokens: usize,
     /// Whether the environment scores episodes that ran over a limit (partial credit); otherwise 0.
     pub score_cut_episodes: bool,
 }
@@ -159,6 +177,7 @@ impl Default for Limits {
             observation_tokens: 8192,
             concurrent: 64,
             prefill_chunk: 512,
+            forward_tokens: 4096,
             score_cut_episodes: false,
         }
     }
@@ -179,7 +198,8 @@ pub struct PlayStats {
     pub forwards: u64,
     /// Microseconds inside the model.
     pub model_us: u64,
-    /// Microseconds spent choosing tokens.
+    /// Microseconds between forward passes: choosing tokens, parsing, templates and, with
+    /// [`InlineHands`], environments.
     pub choose_us: u64,
     /// Microseconds with nothing to do but wait for environments.
     pub wait_us: u64,

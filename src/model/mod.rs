@@ -3,8 +3,13 @@
 pub mod config;
 pub mod decode;
 pub mod error;
+pub mod gguf;
+pub mod load;
 pub mod lora;
+pub mod marked;
 pub mod params;
+pub mod save;
+pub mod tokenizer;
 pub mod train;
 
 pub use config::{Family, ModelConfig};
