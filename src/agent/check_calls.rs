@@ -40,8 +40,7 @@ pub fn check_tool_calls(case: &Json) -> Result<Value, CheckError> {
             json!({"name": c.name, "arguments": arguments})
         })
         .collect();
-    let errors: Vec<Value> =
-        parsed.errors.iter().map(|e| json!({"kind": e.kind, "message": e.message})).collect();
+    let errors: Vec<Value> = parsed.errors.iter().map(|e| json!({"kind": e.kind, "message": e.message})).collect();
     Ok(json!({"calls": calls, "errors": errors, "text": parsed.text}))
 }
 

@@ -48,8 +48,7 @@ pub fn check_template(case: &Json) -> Result<Value, CheckError> {
         },
     };
     let specials = tokenizer.as_ref().map_or_else(Specials::default, |t| t.specials().clone());
-    let mut template =
-        ChatTemplate::new(&source, specials).map_err(|e| fault("template", e.to_string()))?;
+    let mut template = ChatTemplate::new(&source, specials).map_err(|e| fault("template", e.to_string()))?;
     const KNOWN: [&str; 5] = ["template", "messages", "tools", "add_generation_prompt", "tokenizer"];
     for (name, value) in entries.iter().filter(|(k, _)| !KNOWN.contains(&k.as_str())) {
         template = template.with_variable(name, value.clone());
@@ -61,7 +60,9 @@ pub fn check_template(case: &Json) -> Result<Value, CheckError> {
     let prompt = match case.get("add_generation_prompt") {
         None => true,
         Some(Json::Bool(b)) => *b,
-        Some(other) => return Err(fault("add_generation_prompt", format!("must be true or false, not {}", other.kind()))),
+        Some(other) => {
+            return Err(fault("add_generation_prompt", format!("must be true or false, not {}", other.kind())));
+        }
     };
     let render = |messages: Vec<Json>| template.render_json(&Json::Array(messages), tools, prompt);
     let text = render(messages.clone()).map_err(|e| fault("messages", e.to_string()))?;
@@ -113,15 +114,19 @@ mod tests {
 
     fn case(extra: &str) -> Json {
         let template = Value::from(CHATML);
-        Json::parse(&format!(r#"{{"template":{template},"messages":[{{"role":"user","content":"hi"}}]{extra}}}"#)).unwrap()
+        Json::parse(&format!(r#"{{"template":{template},"messages":[{{"role":"user","content":"hi"}}]{extra}}}"#))
+            .unwrap()
     }
 
     #[test]
     fn chatml() {
         let out = check_template(&case("")).unwrap();
-        assert_eq!(out, json!({
-            "text": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "ids": null, "prefix_of_next": true
-        }));
+        assert_eq!(
+            out,
+            json!({
+                "text": "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "ids": null, "prefix_of_next": true
+            })
+        );
         let out = check_template(&case(r#","add_generation_prompt":false"#)).unwrap();
         assert_eq!(out["text"], "<|im_start|>user\nhi<|im_end|>\n");
     }

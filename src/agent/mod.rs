@@ -13,18 +13,24 @@
 
 pub mod baseline;
 pub mod chat;
+pub mod check_calls;
+pub mod check_template;
 pub mod dialect;
 pub mod engine;
 pub mod episode;
 pub mod hands;
 pub mod network;
+pub mod parse;
 pub mod puppet;
+mod pyvalue;
 pub mod sample;
 pub mod scripted;
+pub mod template;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
+pub mod tools;
 
 pub use baseline::{EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
 pub use chat::{ChatDialect, ChatOptions};
@@ -152,6 +158,8 @@ pub struct Limits {
     pub concurrent: usize,
     /// Tokens of one sequence per forward pass (long prompts go in pieces).
     pub prefill_chunk: usize,
+    /// Tokens of longer items per forward pass over all sequences; bounds the network's workspace.
+    pub forward_tokens: usize,
     /// Whether the environment scores episodes that ran over a limit (partial credit); otherwise 0.
     pub score_cut_episodes: bool,
 }
@@ -169,6 +177,7 @@ impl Default for Limits {
             observation_tokens: 8192,
             concurrent: 64,
             prefill_chunk: 512,
+            forward_tokens: 4096,
             score_cut_episodes: false,
         }
     }
@@ -189,7 +198,8 @@ pub struct PlayStats {
     pub forwards: u64,
     /// Microseconds inside the model.
     pub model_us: u64,
-    /// Microseconds spent choosing tokens.
+    /// Microseconds between forward passes: choosing tokens, parsing, templates and, with
+    /// [`InlineHands`], environments.
     pub choose_us: u64,
     /// Microseconds with nothing to do but wait for environments.
     pub wait_us: u64,
@@ -280,11 +290,3 @@ pub trait Agent: Send + Sync {
         done: &mut dyn FnMut(usize, EpisodeRecord),
     ) -> Result<PlayStats, AgentError>;
 }
-//! How the policy talks: chat templates, tool descriptions, tool-call parsing.
-
-pub mod check_calls;
-pub mod check_template;
-pub mod parse;
-mod pyvalue;
-pub mod template;
-pub mod tools;

@@ -172,7 +172,10 @@ impl Collector<'_> {
             JsonFault::DuplicateKey { .. } => CallErrorKind::DuplicateKey,
             JsonFault::TooDeep { .. } => CallErrorKind::TooDeep,
         };
-        self.error(kind, format!("the call is {}{fault}", if kind == CallErrorKind::MalformedJson { "" } else { "refused: " }));
+        self.error(
+            kind,
+            format!("the call is {}{fault}", if kind == CallErrorKind::MalformedJson { "" } else { "refused: " }),
+        );
     }
 
     /// A call object as JSON formats write it; `keys` are the accepted names of the arguments.

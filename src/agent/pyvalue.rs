@@ -230,7 +230,13 @@ fn repr(value: &Value, depth: usize) -> String {
     match value.kind() {
         ValueKind::Undefined => String::new(),
         ValueKind::None => "None".into(),
-        ValueKind::Bool => if value.is_true() { "True".into() } else { "False".into() },
+        ValueKind::Bool => {
+            if value.is_true() {
+                "True".into()
+            } else {
+                "False".into()
+            }
+        }
         ValueKind::Number => number(value),
         ValueKind::String => string_repr(value.as_str().unwrap_or_default()),
         ValueKind::Seq => {
@@ -307,7 +313,10 @@ mod tests {
     #[test]
     fn json_dumps() {
         let v = from_json(&Json::parse(r#"{"z":[1,2.0,null,true],"a":"é\"\u0001/\u007f","e":{},"l":[]}"#).unwrap());
-        assert_eq!(dumps(&v).unwrap(), "{\"z\": [1, 2.0, null, true], \"a\": \"é\\\"\\u0001/\u{7f}\", \"e\": {}, \"l\": []}");
+        assert_eq!(
+            dumps(&v).unwrap(),
+            "{\"z\": [1, 2.0, null, true], \"a\": \"é\\\"\\u0001/\u{7f}\", \"e\": {}, \"l\": []}"
+        );
         assert_eq!(show(&v), "{'z': [1, 2.0, None, True], 'a': 'é\"\\x01/\\x7f', 'e': {}, 'l': []}");
     }
 }

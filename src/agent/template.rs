@@ -169,8 +169,7 @@ impl ChatTemplate {
         tools: &Json,
         add_generation_prompt: bool,
     ) -> Result<String, TemplateError> {
-        let template =
-            self.env.get_template(NAME).map_err(|e| TemplateError::Failed { detail: describe(&e) })?;
+        let template = self.env.get_template(NAME).map_err(|e| TemplateError::Failed { detail: describe(&e) })?;
         let mut context = std::collections::BTreeMap::new();
         let text = |t: &Option<String>| t.as_deref().map(Value::from);
         if let Some(bos) = text(&self.specials.bos) {
@@ -305,9 +304,9 @@ pub fn tools_section(tools: &[ToolDef], style: ToolStyle) -> String {
              tags:\n<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>"
         ),
         // Short: a small model's context is small too.
-        ToolStyle::Compact | ToolStyle::Described => format!(
-            "Tools:\n{lines}\nCall: <tool_call>\n{{\"name\": ..., \"arguments\": {{...}}}}\n</tool_call>"
-        ),
+        ToolStyle::Compact | ToolStyle::Described => {
+            format!("Tools:\n{lines}\nCall: <tool_call>\n{{\"name\": ..., \"arguments\": {{...}}}}\n</tool_call>")
+        }
     }
 }
 
@@ -340,10 +339,7 @@ fn message_json(m: &ChatMessage, control: &[String]) -> Json {
         let call = |c: &ToolCall| {
             let arguments = Json::parse(&c.arguments).unwrap_or_else(|_| text(&c.arguments));
             let function = vec![("name".to_owned(), text(&c.name)), ("arguments".to_owned(), arguments)];
-            Json::Object(vec![
-                ("type".to_owned(), text("function")),
-                ("function".to_owned(), Json::Object(function)),
-            ])
+            Json::Object(vec![("type".to_owned(), text("function")), ("function".to_owned(), Json::Object(function))])
         };
         entries.push(("tool_calls".to_owned(), Json::Array(m.tool_calls.iter().map(call).collect())));
     }

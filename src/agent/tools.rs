@@ -118,10 +118,8 @@ fn required_names(schema: &Value) -> impl Iterator<Item = &str> {
 
 /// `name(a, b?)`: optional parameters carry a question mark.
 pub fn signature(tool: &ToolDef) -> String {
-    let names: Vec<String> = parameter_names(tool)
-        .into_iter()
-        .map(|(name, required)| if required { name } else { name + "?" })
-        .collect();
+    let names: Vec<String> =
+        parameter_names(tool).into_iter().map(|(name, required)| if required { name } else { name + "?" }).collect();
     format!("{}({})", tool.name, names.join(", "))
 }
 
@@ -269,9 +267,7 @@ fn has_type(name: &str, value: &Json) -> bool {
         | ("object", Json::Object(_))
         | ("null", Json::Null) => true,
         // JSON schema: 2.0 is an integer.
-        ("integer", Json::Number(n)) => {
-            n.is_i64() || n.is_u64() || n.as_f64().is_some_and(|x| x.fract() == 0.0)
-        }
+        ("integer", Json::Number(n)) => n.is_i64() || n.is_u64() || n.as_f64().is_some_and(|x| x.fract() == 0.0),
         _ => false,
     }
 }
@@ -333,11 +329,20 @@ mod tests {
         assert_eq!(check(r#"{"to":"a","body":"b","x":1}"#), Some(Unknown("x".into())));
         assert_eq!(check(r#"{"to":1,"body":"b"}"#), Some(WrongType("to".into(), "string".into(), "a number")));
         assert_eq!(check(r#"{"to":null,"body":"b"}"#), Some(WrongType("to".into(), "string".into(), "null")));
-        assert_eq!(check(r#"{"to":"a","body":"b","priority":4.0}"#), Some(NotInEnum("priority".into(), "1, 2, 3".into())));
+        assert_eq!(
+            check(r#"{"to":"a","body":"b","priority":4.0}"#),
+            Some(NotInEnum("priority".into(), "1, 2, 3".into()))
+        );
         assert_eq!(check(r#"{"to":"a","body":"b","priority":2}"#), None);
         assert_eq!(check(r#"{"to":"a","body":"b","priority":2.0}"#), None);
-        assert_eq!(check(r#"{"to":"a","body":"b","priority":2.5}"#), Some(WrongType("priority".into(), "integer".into(), "a number")));
-        assert_eq!(check(r#"{"to":"a","body":"b","cc":["x",1]}"#), Some(WrongType("cc[1]".into(), "string".into(), "a number")));
+        assert_eq!(
+            check(r#"{"to":"a","body":"b","priority":2.5}"#),
+            Some(WrongType("priority".into(), "integer".into(), "a number"))
+        );
+        assert_eq!(
+            check(r#"{"to":"a","body":"b","cc":["x",1]}"#),
+            Some(WrongType("cc[1]".into(), "string".into(), "a number"))
+        );
         assert_eq!(check(r#"{"to":"a","body":"b","opts":{"n":null}}"#), None);
         assert_eq!(
             check(r#"{"to":"a","body":"b","opts":{"n":"1"}}"#),
@@ -347,7 +352,8 @@ mod tests {
 
     #[test]
     fn openai_lists() {
-        let list = Json::parse(r#"[{"type":"function","function":{"name":"a"}},{"name":"b","parameters":{"type":"object"}}]"#);
+        let list =
+            Json::parse(r#"[{"type":"function","function":{"name":"a"}},{"name":"b","parameters":{"type":"object"}}]"#);
         let tools = from_openai(&list.unwrap()).unwrap();
         assert_eq!(tools.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
         let twice = Json::parse(r#"[{"name":"a"},{"name":"a"}]"#).unwrap();

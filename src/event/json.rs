@@ -124,9 +124,7 @@ impl Json {
             Json::Number(n) => Value::Number(n.clone()),
             Json::String(s) => Value::String(s.clone()),
             Json::Array(items) => Value::Array(items.iter().map(Json::to_value).collect()),
-            Json::Object(entries) => {
-                Value::Object(entries.iter().map(|(k, v)| (k.clone(), v.to_value())).collect())
-            }
+            Json::Object(entries) => Value::Object(entries.iter().map(|(k, v)| (k.clone(), v.to_value())).collect()),
         }
     }
 }
@@ -285,19 +283,20 @@ mod tests {
         let v = Json::parse(r#"{"z":1,"a":{"y":2,"b":3}}"#).unwrap();
         let Json::Object(entries) = &v else { panic!("an object") };
         assert_eq!(entries[0].0, "z");
-        assert_eq!(v.get("a"), Some(&Json::Object(vec![
-            ("y".into(), Json::Number(2.into())),
-            ("b".into(), Json::Number(3.into())),
-        ])));
+        assert_eq!(
+            v.get("a"),
+            Some(&Json::Object(vec![("y".into(), Json::Number(2.into())), ("b".into(), Json::Number(3.into())),]))
+        );
     }
 
     #[test]
     fn duplicates_are_faults_at_any_level() {
         let dup = |t: &str| Json::parse(t).unwrap_err();
         assert_eq!(dup(r#"{"a":1,"a":2}"#), JsonFault::DuplicateKey { key: "a".into() });
-        assert_eq!(dup(r#"[{"x":{"k \" at line":1,"k \" at line":1}}]"#), JsonFault::DuplicateKey {
-            key: "k \" at line".into()
-        });
+        assert_eq!(
+            dup(r#"[{"x":{"k \" at line":1,"k \" at line":1}}]"#),
+            JsonFault::DuplicateKey { key: "k \" at line".into() }
+        );
         // The same key in two different objects is no duplicate.
         assert!(Json::parse(r#"{"a":{"a":1}}"#).is_ok());
     }
@@ -332,8 +331,7 @@ mod tests {
         leaf.prop_recursive(4, 40, 5, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
-                prop::collection::btree_map(".{0,6}", inner, 0..5)
-                    .prop_map(|m| Value::Object(m.into_iter().collect())),
+                prop::collection::btree_map(".{0,6}", inner, 0..5).prop_map(|m| Value::Object(m.into_iter().collect())),
             ]
         })
     }

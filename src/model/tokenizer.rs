@@ -153,8 +153,7 @@ impl Tokenizer {
     /// [`TokenizerError::Encode`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let encoding = self.inner.encode_fast(text, false);
-        let encoding =
-            encoding.map_err(|e| TokenizerError::Encode { bytes: text.len(), detail: e.to_string() })?;
+        let encoding = encoding.map_err(|e| TokenizerError::Encode { bytes: text.len(), detail: e.to_string() })?;
         Ok(encoding.get_ids().to_vec())
     }
 
