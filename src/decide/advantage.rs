@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn unscored_members_do_not_count() {
         // Scored: 1, 0, 0.5: mean 0.5, sample variance 0.25.
-        let a = advantages(&group(&[Some(1.0), None, Some(0.0), Some(0.5), Some(f64::NAN)]), &with(
-            Estimator::Grpo,
-            Scale::Group,
-        ));
+        let a = advantages(
+            &group(&[Some(1.0), None, Some(0.0), Some(0.5), Some(f64::NAN)]),
+            &with(Estimator::Grpo, Scale::Group),
+        );
         let want = 0.5 / (0.5 + 1e-4);
         assert!((a[0] - want).abs() < 1e-15 && (a[2] + want).abs() < 1e-15);
         assert_eq!((a[1], a[3], a[4]), (0.0, 0.0, 0.0));

@@ -1,0 +1,1 @@
+//! `coevolve check loss`
