@@ -160,10 +160,8 @@ impl AdamW {
 
 /// Euclidean norm of a gradient, the same for any number of threads.
 pub fn grad_norm(gradient: &[f32]) -> f64 {
-    let partial: Vec<f64> = gradient
-        .par_chunks(BLOCK)
-        .map(|block| block.iter().map(|g| f64::from(*g) * f64::from(*g)).sum())
-        .collect();
+    let partial: Vec<f64> =
+        gradient.par_chunks(BLOCK).map(|block| block.iter().map(|g| f64::from(*g) * f64::from(*g)).sum()).collect();
     partial.iter().sum::<f64>().sqrt()
 }
 

@@ -104,7 +104,12 @@ impl Default for LearnerConfig {
 }
 
 /// The advantage settings that go with a loss family where none are given.
-pub fn advantage_defaults(loss: LossKind, advantage: Option<Estimator>, scale: Option<Scale>, eps: f64) -> AdvantageConfig {
+pub fn advantage_defaults(
+    loss: LossKind,
+    advantage: Option<Estimator>,
+    scale: Option<Scale>,
+    eps: f64,
+) -> AdvantageConfig {
     AdvantageConfig {
         estimator: advantage.unwrap_or(if loss == LossKind::Gpg { Estimator::Gpg } else { Estimator::Grpo }),
         scale: scale.unwrap_or(if loss == LossKind::DrGrpo { Scale::None } else { Scale::Group }),

@@ -187,11 +187,7 @@ impl LossConfig {
             }
         }
         if self.max_completion_length == 0 {
-            return Err(super::LossError::Setting {
-                field: "max_completion_length",
-                value: 0.0,
-                rule: "must be >= 1",
-            });
+            return Err(super::LossError::Setting { field: "max_completion_length", value: 0.0, rule: "must be >= 1" });
         }
         Ok(())
     }

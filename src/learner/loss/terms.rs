@@ -1,6 +1,8 @@
 //! The loss of one sequence: per-token surrogate, KL, entropy and their derivatives.
 
-use super::{CorrectionKind, CorrectionLevel, KlKind, LOG_RATIO_LIMIT, LossConfig, LossKind, Real, Summary, TokenBatch};
+use super::{
+    CorrectionKind, CorrectionLevel, KlKind, LOG_RATIO_LIMIT, LossConfig, LossKind, Real, Summary, TokenBatch,
+};
 
 /// The configuration in the number type of the computation.
 pub(super) struct Constants<'a, F> {
