@@ -2,4 +2,5 @@
 pub mod decide;
 pub mod env;
 pub mod event;
+pub mod project;
 pub mod world;
