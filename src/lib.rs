@@ -11,4 +11,5 @@ pub mod event;
 pub mod learner;
 pub mod model;
 pub mod pipeline;
+pub mod project;
 pub mod world;
