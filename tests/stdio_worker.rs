@@ -109,11 +109,9 @@ fn every_fault_is_an_error_and_hurts_nobody_else() {
         }
         let error = outcome.expect_err(how);
         assert!(check(&error), "{how}: {error}");
-        if how != "missing field" {
-            assert!(group_is_gone(pid), "{how} left a process behind");
-            // The broken episode stays broken: no score can come out of it.
-            assert!(matches!(session.evaluate(), Err(EnvError::Died { .. })), "{how}");
-        }
+        assert!(group_is_gone(pid), "{how} left a process behind");
+        // The broken episode stays broken: no score can come out of it.
+        assert!(matches!(session.evaluate(), Err(EnvError::Died { .. })), "{how}");
         // The next episode gets a fresh worker and works.
         assert_ne!(reset(&mut session), sibling_pid, "{how}");
         session.step(&[ping(), ping()]).expect(how);
@@ -149,6 +147,11 @@ fn a_refusal_leaves_the_worker_alone_and_a_double_answer_is_noticed() {
 
     session.end_turn("answer twice").expect("first answer");
     assert!(matches!(session.step(&[ping()]), Err(EnvError::Protocol { .. })));
+
+    // When the next operation is a reset, the episode that starts is not the one to pay.
+    let pid = reset(&mut session);
+    session.end_turn("answer twice").expect("first answer");
+    assert_ne!(reset(&mut session), pid);
 }
 
 #[test]
@@ -199,8 +202,11 @@ fn what_cannot_start_says_so() {
     let nothing = Launch { program: "/no/such/program".into(), ..launch() };
     let pool = Pool::new(nothing, Bounds::default());
     let error = pool.describe().expect_err("no program");
-    assert!(matches!(&error, EnvError::Died { op, detail, .. }
-        if op == "start" && detail.contains("/no/such/program")), "{error}");
+    assert!(
+        matches!(&error, EnvError::Died { op, detail, .. }
+        if op == "start" && detail.contains("/no/such/program")),
+        "{error}"
+    );
     assert_eq!(pool.alive(), 0);
 }
 

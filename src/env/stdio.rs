@@ -234,7 +234,12 @@ pub struct WorkerSession {
 }
 
 impl WorkerSession {
-    fn ask(&mut self, op: &str, mut request: Map<String, Value>, deadline_ms: u64) -> Result<Map<String, Value>, EnvError> {
+    fn ask(
+        &mut self,
+        op: &str,
+        mut request: Map<String, Value>,
+        deadline_ms: u64,
+    ) -> Result<Map<String, Value>, EnvError> {
         request.insert("episode".into(), self.episode.clone().into());
         match self.lease.as_mut() {
             Some(lease) => lease.ask(op, request, deadline_ms),
@@ -247,8 +252,16 @@ impl WorkerSession {
         }
     }
 
-    fn read<T: serde::de::DeserializeOwned>(&self, op: &str, reply: Map<String, Value>) -> Result<T, EnvError> {
-        serde_json::from_value(Value::Object(reply)).map_err(|e| self.pool.odd(op, &e))
+    fn read<T: serde::de::DeserializeOwned>(&mut self, op: &str, reply: Map<String, Value>) -> Result<T, EnvError> {
+        serde_json::from_value(Value::Object(reply)).map_err(|e| self.broken(op, e.to_string()))
+    }
+
+    /// The answer was well-formed but not what the protocol says: the worker cannot be trusted any more.
+    fn broken(&mut self, op: &str, detail: String) -> EnvError {
+        if let Some(lease) = self.lease.as_mut() {
+            lease.discard();
+        }
+        EnvError::Protocol { env: self.pool.launch.env.clone(), op: op.into(), detail }
     }
 
     /// The worker's whole judgement (checks, error type), for reports; [`Session::evaluate`] is the score.
@@ -277,15 +290,25 @@ impl Drop for WorkerSession {
 
 impl Session for WorkerSession {
     fn reset(&mut self, task: &TaskSpec, episode: &str, seed: u64) -> Result<Opening, EnvError> {
+        self.episode = episode.to_owned();
+        let task = serde_json::to_value(task).map_err(|e| self.pool.odd("reset", &e))?;
+        let request = object(json!({ "task": task, "seed": seed }));
+        let deadline_ms = self.pool.bounds.reset_ms;
         // A process that died or was killed is replaced here and only here.
         if self.lease.as_mut().and_then(|l| l.process.as_mut()).is_none_or(|p| !p.alive()) {
             self.lease = None;
             self.lease = Some(self.pool.lease()?);
         }
-        self.episode = episode.to_owned();
-        let task = serde_json::to_value(task).map_err(|e| self.pool.odd("reset", &e))?;
-        let deadline_ms = self.pool.bounds.reset_ms;
-        let reply = self.ask("reset", object(json!({ "task": task, "seed": seed })), deadline_ms)?;
+        let used = self.lease.as_ref().is_some_and(|l| !l.fresh);
+        let mut answer = self.ask("reset", request.clone(), deadline_ms);
+        if used && matches!(answer, Err(EnvError::Died { .. } | EnvError::Protocol { .. })) {
+            // An earlier episode left the process in a bad way (e.g. a second answer still in the pipe).
+            // Nothing of this episode has happened yet, so a fresh one may try again.
+            self.lease = None;
+            self.lease = Some(self.pool.lease()?);
+            answer = self.ask("reset", request, deadline_ms);
+        }
+        let reply = answer?;
         #[derive(serde::Deserialize)]
         struct Wire {
             messages: Vec<Message>,
@@ -308,7 +331,7 @@ impl Session for WorkerSession {
         let wire: Wire = self.read("step", reply)?;
         if wire.results.len() != calls.len() {
             let detail = format!("{} results for {} calls", wire.results.len(), calls.len());
-            return Err(EnvError::Protocol { env: self.pool.launch.env.clone(), op: "step".into(), detail });
+            return Err(self.broken("step", detail));
         }
         Ok(StepReply { results: wire.results, done: wire.done })
     }
@@ -333,10 +356,7 @@ impl Session for WorkerSession {
         }
         match reply.get("score").and_then(Value::as_f64) {
             Some(score) if (0.0..=1.0).contains(&score) => Ok(Reward::Scored(score)),
-            _ => {
-                let detail = "neither `unscored` nor a `score` in [0, 1]".to_owned();
-                Err(EnvError::Protocol { env: self.pool.launch.env.clone(), op: "evaluate".into(), detail })
-            }
+            _ => Err(self.broken("evaluate", "neither `unscored` nor a `score` in [0, 1]".into())),
         }
     }
 
@@ -345,14 +365,10 @@ impl Session for WorkerSession {
         let reply = self.ask("state_digest", Map::new(), deadline_ms)?;
         match reply.get("digest") {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(hex)) => match blake3::Hash::from_hex(hex) {
-                Ok(hash) => Ok(Some(*hash.as_bytes())),
-                Err(e) => {
-                    let detail = format!("a digest is 64 hex digits: {e}");
-                    Err(EnvError::Protocol { env: self.pool.launch.env.clone(), op: "state_digest".into(), detail })
-                }
+            Some(digest) => match digest.as_str().map(blake3::Hash::from_hex) {
+                Some(Ok(hash)) => Ok(Some(*hash.as_bytes())),
+                _ => Err(self.broken("state_digest", "a digest is 64 hex digits".into())),
             },
-            Some(_) => Err(self.pool.lacks("state_digest", "digest")),
         }
     }
 }
