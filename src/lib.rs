@@ -1,4 +1,5 @@
 //! coevolve
 pub mod env;
 pub mod event;
+pub mod log;
 pub mod world;
