@@ -12,4 +12,5 @@ pub mod learner;
 pub mod model;
 pub mod pipeline;
 pub mod project;
+pub mod log;
 pub mod world;

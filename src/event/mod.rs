@@ -4,6 +4,9 @@
 //! them. When a kind gets a version 2 the alias here moves on and the old struct gets an upcast.
 
 pub mod json;
+pub mod codec;
+pub mod digest;
+pub mod frame;
 pub mod v1;
 
 pub use v1::*;
