@@ -4,12 +4,9 @@
 //! lives on one worker thread. The life of an episode: `reset`, then any number of `step` (tool calls)
 //! and `end_turn` (a reply without calls), then `evaluate`. Two sessions never share state.
 
-<<<<<<< HEAD
 pub mod desk;
-=======
 pub mod bfcl;
 pub mod stdio;
->>>>>>> h-bfcl
 
 use crate::event::{Missing, Reward, TaskSpec, ToolCall};
 

@@ -6,6 +6,7 @@
 
 pub mod client;
 pub mod llm;
+pub mod policy;
 pub mod procedural;
 pub mod validate;
 
@@ -81,6 +82,14 @@ pub enum ExploreError {
         agent: String,
         /// Draft id.
         draft: String,
+        /// Why.
+        message: String,
+    },
+    /// The policy could not be played.
+    #[error("exploring {context}: the policy could not be played: {message}")]
+    Policy {
+        /// Context id.
+        context: String,
         /// Why.
         message: String,
     },

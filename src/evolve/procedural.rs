@@ -6,7 +6,7 @@ use super::{Context, ExploreError, Explorer, Intent, called_tools, guidance, tas
 use crate::decide::admission::{BY_CONSTRUCTION, Belonging};
 use crate::env::{Environment, Executed, Narrator, ToolDef};
 use crate::event::{
-    DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutFinished, SignalKind, TaskSpec, TurnSpec,
+    DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutFinished, SignalKind, TaskSpec, ToolCall, TurnSpec,
 };
 use crate::world::draw;
 use std::sync::Arc;
@@ -14,6 +14,21 @@ use std::sync::Arc;
 /// See the module's documentation.
 pub struct Procedural {
     env: Arc<dyn Environment>,
+    author: &'static str,
+    source: Box<dyn PlanSource>,
+}
+
+/// Where the plans of an exploration round come from. A function of its arguments: it is asked again when a
+/// round is taken up after a kill, and when drafts are written.
+pub trait PlanSource: Send + Sync {
+    /// Sequences of calls to try, most interesting first.
+    fn plans(
+        &self,
+        context: &Context,
+        reflection: &ReflectionWritten,
+        ground: &TaskSpec,
+        round: u32,
+    ) -> Result<Vec<Vec<ToolCall>>, ExploreError>;
 }
 
 /// Plans asked for per exploration round.
@@ -22,27 +37,41 @@ const PLANS: usize = 6;
 impl Procedural {
     /// An explorer of `env`, which must have a narrator.
     pub fn new(env: Arc<dyn Environment>) -> Result<Self, ExploreError> {
+        Procedural::with_source(env.clone(), "procedural", Box::new(Proposals(env)))
+    }
+
+    /// An explorer that takes its plans from elsewhere but reflects and writes drafts the same way.
+    pub fn with_source(
+        env: Arc<dyn Environment>,
+        author: &'static str,
+        source: Box<dyn PlanSource>,
+    ) -> Result<Self, ExploreError> {
         if env.narrator().is_none() {
             return Err(unsupported(env.name()));
         }
-        Ok(Procedural { env })
+        Ok(Procedural { env, author, source })
     }
 
     fn narrator(&self) -> Result<&dyn Narrator, ExploreError> {
         self.env.narrator().ok_or_else(|| unsupported(self.env.name()))
     }
+}
 
-    /// The plans of one round, a function of its arguments: what signal it is decides how far from the
-    /// pattern they lie (the narrator lists near ones first).
+/// Plans of the environment's narrator. The signal decides how far from the pattern they lie (the narrator
+/// lists near ones first).
+struct Proposals(Arc<dyn Environment>);
+
+impl PlanSource for Proposals {
     fn plans(
         &self,
         context: &Context,
         reflection: &ReflectionWritten,
         ground: &TaskSpec,
         round: u32,
-    ) -> Result<Vec<Vec<crate::event::ToolCall>>, ExploreError> {
+    ) -> Result<Vec<Vec<ToolCall>>, ExploreError> {
+        let narrator = self.0.narrator().ok_or_else(|| unsupported(self.0.name()))?;
         let seed = draw(context.seed, "plans", &[&context.spec.id, &round.to_string()]).bits();
-        let mut plans = self.narrator()?.propose(&ground.base, &reflection.focus_pattern, &ground.tools, seed, PLANS);
+        let mut plans = narrator.propose(&ground.base, &reflection.focus_pattern, &ground.tools, seed, PLANS);
         match context.spec.kind {
             // Practise the same first.
             Some(SignalKind::Forgetting) | None => {}
@@ -65,7 +94,7 @@ fn unsupported(env: &str) -> ExploreError {
 /// The turn at which the rollout's calls first leave the solution, and what it called there.
 fn divergence(task: &TaskSpec, rollout: &RolloutFinished) -> (usize, Vec<String>, Vec<String>) {
     for (i, turn) in task.turns.iter().enumerate() {
-        let did: Vec<&crate::event::ToolCall> =
+        let did: Vec<&ToolCall> =
             rollout.actions.iter().filter(|a| a.turn as usize == i).flat_map(|a| &a.calls).collect();
         let same = did.len() == turn.solution.len() && did.iter().zip(&turn.solution).all(|(a, b)| *a == b);
         if !same {
@@ -83,7 +112,7 @@ fn divergence(task: &TaskSpec, rollout: &RolloutFinished) -> (usize, Vec<String>
 
 impl Explorer for Procedural {
     fn author(&self) -> &str {
-        "procedural"
+        self.author
     }
 
     fn reflect(&self, context: &Context) -> Result<ReflectionWritten, ExploreError> {
@@ -153,7 +182,7 @@ impl Explorer for Procedural {
         round: u32,
         so_far: &[ExplorationStepTaken],
     ) -> Result<Option<Intent>, ExploreError> {
-        let plans = self.plans(context, reflection, playground, round)?;
+        let plans = self.source.plans(context, reflection, playground, round)?;
         let mut index = so_far.len();
         for (i, plan) in plans.iter().enumerate() {
             // A plan that no longer fits into the round is not begun.
@@ -183,7 +212,7 @@ impl Explorer for Procedural {
             let mine: Vec<&ExplorationStepTaken> = steps.iter().filter(|s| s.round == round).collect();
             let mut at = 0;
             let mut turns: Vec<(TurnSpec, String, String, Vec<(u32, u32)>)> = Vec::new();
-            for plan in self.plans(context, reflection, ground, round)? {
+            for plan in self.source.plans(context, reflection, ground, round)? {
                 let Some(done) = mine.get(at..at + plan.len()) else { break };
                 at += plan.len();
                 let executed: Vec<Executed> = done
