@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod decode;
+pub mod embedded;
 pub mod error;
 pub mod gguf;
 pub mod load;
