@@ -7,6 +7,10 @@ pub mod json;
 pub mod codec;
 pub mod digest;
 pub mod frame;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
 pub mod v1;
 
 pub use v1::*;
