@@ -54,6 +54,16 @@ impl PolicyAgent {
     pub fn new(name: &str, policy: Arc<dyn Policy>, dialect: Arc<dyn Dialect>) -> PolicyAgent {
         PolicyAgent { name: name.to_string(), policy, dialect }
     }
+
+    /// The weights.
+    pub fn policy(&self) -> &Arc<dyn Policy> {
+        &self.policy
+    }
+
+    /// The dialect.
+    pub fn dialect(&self) -> &Arc<dyn Dialect> {
+        &self.dialect
+    }
 }
 
 impl Agent for PolicyAgent {
