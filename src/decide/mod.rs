@@ -13,3 +13,6 @@ pub mod history;
 pub mod pairs;
 pub mod signals;
 pub mod similarity;
+
+#[cfg(test)]
+mod tests;
