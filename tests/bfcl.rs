@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use coevolve::env::bfcl::{Bfcl, BfclOptions};
-use coevolve::env::{EnvError, Environment, Session};
+use coevolve::env::{EnvError, Environment, Executed, Session};
 use coevolve::event::{Reward, TaskSpec, ToolCall, TurnSpec};
 
 fn folder() -> PathBuf {
@@ -232,6 +232,27 @@ fn the_twenty_first_step_of_a_turn_is_the_last() {
     assert_eq!(session.evaluate().expect("evaluate"), Reward::Scored(0.0));
 }
 
+/// A folder copied into itself breaks the official comparison. Against the official answer it is a failure; as
+/// somebody's own solution it cannot be scored. Neither crashes.
+#[test]
+fn a_cyclic_file_system_is_survived() {
+    let Some(env) = open(BfclOptions::default()) else { return };
+    let task = &env.tasks("base", 0, 1).expect("tasks")[0];
+    let mut session = env.open().expect("session");
+    session.reset(task, "e", 0).expect("reset");
+    let before = session.state_digest().expect("digest");
+    let twice = call("cp", r#"{"source":"archive","destination":"archive"}"#);
+    let reply = session.step(&[twice.clone(), call("find", "{}"), twice.clone()]).expect("step");
+    assert!(!reply.results[0].is_error, "{reply:?}");
+    assert_ne!(session.state_digest().expect("digest"), before);
+    assert_eq!(session.evaluate().expect("evaluate"), Reward::Scored(0.0));
+
+    let turns = vec![TurnSpec { query: "q".into(), solution: vec![twice], answer: None, missing: None }];
+    let own = TaskSpec { id: "own".into(), turns, ..task.clone() };
+    assert!(matches!(play(session.as_mut(), &own, &solution(&own)), Reward::Unscored(_)));
+    assert_eq!(play(session.as_mut(), task, &solution(task)), Reward::Scored(1.0), "the next episode is fine");
+}
+
 #[test]
 fn synthesised_tasks_are_judged_by_their_own_solution() {
     let Some(env) = open(BfclOptions::default()) else { return };
@@ -344,4 +365,57 @@ fn every_tool_has_a_json_schema() {
         }
     }
     assert_eq!(names.len(), 129);
+}
+
+/// The procedural explorer's whole way: plans that run, words that are understood, tasks that are scored.
+#[test]
+fn proposals_run_are_narrated_understood_and_scored() {
+    let Some(env) = open(BfclOptions::default()) else { return };
+    let narrator = env.narrator().expect("narrator");
+    let mut session = env.open().expect("session");
+    let (mut drafts, mut referring, mut families) = (0, 0, std::collections::BTreeSet::new());
+    for seed in 0..40 {
+        let ground = env.playground(None, seed).expect("playground");
+        let pattern: Vec<String> = if seed % 2 == 0 { vec![] } else { ground.tools[3..6].to_vec() };
+        let plans = narrator.propose(&ground.base, &pattern, &ground.tools, seed, 4);
+        assert_eq!(plans, narrator.propose(&ground.base, &pattern, &ground.tools, seed, 4), "same seed, same plans");
+        assert!(!plans.is_empty(), "{} {pattern:?}", ground.base);
+        for (i, plan) in plans.into_iter().enumerate() {
+            assert!((3..=5).contains(&plan.len()));
+            session.reset(&ground, "run", 0).expect("reset");
+            let mut executed = Vec::new();
+            for call in &plan {
+                let result = session.step(std::slice::from_ref(call)).expect("step").results.remove(0);
+                assert!(!result.is_error, "{call:?}: {result:?}");
+                executed.push(Executed { call: call.clone(), result: result.content, is_error: false });
+            }
+            let told = narrator.narrate(&ground.base, &executed, seed).expect("narrated");
+            if std::env::var_os("SHOW").is_some() {
+                eprintln!("[{} {i}] {}", ground.base, told.query);
+            }
+            referring += usize::from(told.query.contains(" of step "));
+            let understood = narrator.understand(&ground.base, &told.query, None);
+            assert_eq!(understood, Some((plan.clone(), None)), "{}", told.query);
+            families.insert(told.family);
+
+            let turns = vec![TurnSpec {
+                query: told.query,
+                solution: told.solution,
+                answer: told.answer,
+                missing: told.missing,
+            }];
+            let task = TaskSpec { id: format!("d{seed}.{i}"), split: "train".into(), turns, ..ground.clone() };
+            assert_eq!(play(session.as_mut(), &task, &[plan]), Reward::Scored(1.0));
+            assert_eq!(play(session.as_mut(), &task, &[vec![]]), Reward::Scored(0.0));
+            drafts += 1;
+        }
+    }
+    eprintln!("{drafts} drafts of 160, {} families, {referring} refer to a result", families.len());
+    assert!(drafts >= 120, "{drafts}");
+    assert!(families.len() >= 100, "{}", families.len());
+    assert!(referring >= 5, "{referring}");
+
+    // Nothing is made from test entries.
+    let test = &env.tasks("base-test", 0, 1).expect("tasks")[0];
+    assert!(narrator.propose(&test.base, &[], &[], 1, 4).is_empty());
 }

@@ -252,28 +252,29 @@ class World:
         return result, error
 
 
-def canonical(value, depth=0):
+def canonical(value, above=()):
     """A value as nested lists such that Python-equal states have equal forms (1 == 1.0 == True, dictionaries
-    without order), for digests."""
-    if depth > 64:
-        return ["deep"]
+    without order), for digests. A folder copied into itself is a cycle: `above` are the objects on the way."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (bool, int)):
         return ["n", str(int(value))]
     if isinstance(value, float):
         return ["n", str(int(value)) if value == value and abs(value) < 1e300 and value == int(value) else repr(value)]
+    if id(value) in above or len(above) > 200:
+        return ["cycle"]
+    above = (*above, id(value))
     if isinstance(value, (list, tuple)):
-        return [type(value).__name__, [canonical(v, depth + 1) for v in value]]
+        return [type(value).__name__, [canonical(v, above) for v in value]]
     if isinstance(value, (set, frozenset)):
-        return ["set", sorted((canonical(v, depth + 1) for v in value), key=json.dumps)]
+        return ["set", sorted((canonical(v, above) for v in value), key=json.dumps)]
     if isinstance(value, dict):
-        items = [[canonical(k, depth + 1), canonical(v, depth + 1)] for k, v in value.items()]
+        items = [[canonical(k, above), canonical(v, above)] for k, v in value.items()]
         return ["dict", sorted(items, key=json.dumps)]
     if hasattr(value, "__dict__"):
         # Files and directories: `parent` points back up and is no part of their equality.
         parts = {k: v for k, v in vars(value).items() if not k.startswith("_") and k != "parent"}
-        return ["obj", type(value).__name__, canonical(parts, depth + 1)]
+        return ["obj", type(value).__name__, canonical(parts, above)]
     return ["repr", repr(value)]
 
 
@@ -448,7 +449,13 @@ class Episode:
             truth = [[wire_call(c) for c in turn] for turn in reference]
         if not any(truth):
             return {"unscored": "the task has no solution to compare with", "score": None}
-        out = evaluate(self.data, self.entry, self.log, truth, partial)
+        try:
+            out = evaluate(self.data, self.entry, self.log, truth, partial)
+        except RecursionError:
+            # Only where the solution itself copies a folder into itself: against a finite state the
+            # comparison ends.
+            return {"unscored": "the solution leaves a cyclic state, which the official checker cannot compare",
+                    "score": None}
         wrong = [i for i, a in enumerate(self.answers)
                  if a and a.strip().lower() not in (self.said[i] if i < len(self.said) else "").lower()]
         if wrong:

@@ -8,12 +8,18 @@
 //! numbers*: 160 and 40 of the 200, chosen by a hash of the number. A model trained on `base-train` has seen
 //! nothing of any `-test` part. Playgrounds and the narrator's values come from train numbers only.
 
+mod catalog;
+mod narrator;
+mod propose;
+
+pub use narrator::BfclNarrator;
+
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::stdio::{Bounds, Description, Launch, Pool, REPLY_BYTES, WorkerSession, bare};
-use super::{EnvError, Environment, Session};
+use super::{EnvError, Environment, Narrator, Session};
 use crate::event::TaskSpec;
 use crate::world::draw;
 
@@ -44,6 +50,7 @@ pub struct Bfcl {
     pool: Arc<Pool>,
     description: Description,
     partial: bool,
+    narrator: BfclNarrator,
     /// Official base entries, in official order.
     base: Vec<TaskSpec>,
     /// Numbers of the train entries.
@@ -79,7 +86,10 @@ impl Bfcl {
         let pool = Pool::new(launch, options.bounds);
         let description = pool.describe()?;
         let base = pool.list("base")?;
-        Ok(Bfcl { pool, description, partial: options.partial, base, train: train_numbers() })
+        let train = train_numbers();
+        let catalog = catalog::Catalog::new(&description.raw, &base, &train);
+        let narrator = BfclNarrator::new(catalog, Arc::clone(&pool));
+        Ok(Bfcl { pool, description, partial: options.partial, narrator, base, train })
     }
 
     /// Its worker processes.
@@ -168,6 +178,10 @@ impl Environment for Bfcl {
             Some(task) => Ok(TaskSpec { tools: self.tools_of(&task.family), ..bare((*task).clone()) }),
             None => Err(EnvError::Unknown { env: NAME.into(), what: "base-train".into(), known: "no entry".into() }),
         }
+    }
+
+    fn narrator(&self) -> Option<&dyn Narrator> {
+        Some(&self.narrator)
     }
 }
 
