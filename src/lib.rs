@@ -10,4 +10,5 @@ pub mod log;
 pub mod model;
 pub mod pipeline;
 pub mod project;
+pub mod run;
 pub mod world;

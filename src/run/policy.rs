@@ -6,7 +6,7 @@ use crate::agent::template::{ChatMessage, ChatTemplate};
 use crate::agent::tools::ToolStyle;
 use crate::agent::{Agent, ChatDialect, ChatOptions, Dialect, ModelPolicy, PolicyAgent, ScriptedAgent};
 use crate::config::Settings;
-use crate::decide::advantage::{AdvantageConfig, advantages};
+use crate::decide::advantage::{AdvantageConfig, Member, advantages};
 use crate::env::Environment;
 use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped};
 use crate::evolve::Explorer;
@@ -118,9 +118,10 @@ impl Trainee for Scripted {
     fn learn(&mut self, step: u32, rollouts: Vec<RolloutFinished>) -> Result<Vec<Update>, RunError> {
         let mut trained = Vec::new();
         for group in group_rollouts(rollouts) {
-            let rewards: Vec<Option<f64>> = group.rollouts.iter().map(|r| r.reward.score()).collect();
-            let values = advantages(&AdvantageConfig::default(), &[rewards]);
-            for (rollout, advantage) in group.rollouts.iter().zip(values.iter().flatten()) {
+            let members: Vec<Member> =
+                group.rollouts.iter().map(|r| Member { group: 0, reward: r.reward.score() }).collect();
+            let values = advantages(&members, &AdvantageConfig::default());
+            for (rollout, advantage) in group.rollouts.iter().zip(&values) {
                 if *advantage != 0.0 {
                     let tokens: u64 = rollout.sampled.iter().map(|(_, n)| u64::from(*n)).sum();
                     trained.push((rollout.key.clone(), *advantage as f32, tokens));

@@ -6,25 +6,29 @@ use crate::config::Settings;
 use crate::decide::advantage::Scale;
 use crate::env::Environment;
 use crate::env::bfcl::{Bfcl, BfclOptions};
-use crate::env::desk::Desk;
-use crate::learner::{LearnerConfig, Schedule};
+use crate::env::desk::{self, Desk};
+use crate::env::stdio::Bounds;
+use crate::learner::LearnerConfig;
+use crate::learner::schedule::Schedule;
 use crate::pipeline::Plan;
 use serde::de::DeserializeOwned;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+
+/// Where `tools/setup-bfcl.sh` installs the benchmark, below the working folder.
+pub const BFCL: &str = ".coevolve/bfcl";
 
 /// The environment named by `env.name`.
 pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, RunError> {
     let e = &settings.env;
     Ok(match e.name.as_str() {
-        "bfcl" => Arc::new(Bfcl::open(BfclOptions {
-            partial_credit: e.partial_credit,
-            step_limit: e.max_steps,
-            deadline: Duration::from_millis(e.deadline_ms),
-            ..BfclOptions::default()
-        })?),
-        _ => Arc::new(Desk::new(e.max_steps)),
+        "bfcl" => {
+            let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
+            let options = BfclOptions { partial: e.partial_credit, bounds, ..BfclOptions::default() };
+            Arc::new(Bfcl::open(Path::new(BFCL), options)?)
+        }
+        _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
     })
 }
 
