@@ -66,9 +66,7 @@ const OPTIONS: [&str; 15] = [
 /// Answers one case or an array of cases; the result has the same form, one document per case in order.
 pub fn check_loss(document: &Value) -> Result<Value, CaseError> {
     match document {
-        Value::Array(cases) => {
-            cases.iter().enumerate().map(|(i, case)| check_case(case, &format!("$[{i}]"))).collect()
-        }
+        Value::Array(cases) => cases.iter().enumerate().map(|(i, case)| check_case(case, &format!("$[{i}]"))).collect(),
         case => check_case(case, "$"),
     }
 }
@@ -103,9 +101,7 @@ fn kind(value: &Value) -> &'static str {
 fn field<T: DeserializeOwned>(map: &Map<String, Value>, place: &str, name: &str) -> Result<Option<T>, CaseError> {
     match map.get(name) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => {
-            T::deserialize(value).map(Some).map_err(|e| error(format!("{place}.{name}"), e.to_string()))
-        }
+        Some(value) => T::deserialize(value).map(Some).map_err(|e| error(format!("{place}.{name}"), e.to_string())),
     }
 }
 
@@ -120,8 +116,7 @@ fn numbers(map: &Map<String, Value>, place: &str, name: &str) -> Result<Option<V
         .iter()
         .enumerate()
         .map(|(i, v)| {
-            v.as_f64()
-                .ok_or_else(|| error(format!("{place}[{i}]"), format!("must be a finite number, is {}", kind(v))))
+            v.as_f64().ok_or_else(|| error(format!("{place}[{i}]"), format!("must be a finite number, is {}", kind(v))))
         })
         .collect::<Result<Vec<_>, _>>()
         .map(Some)

@@ -120,9 +120,8 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &dyn Fn(&dyn Fn(&
 }
 
 fn copy(reader: &Reader, store: &SledStore, journal: &JournalId, from: u64) -> Result<u64> {
-    let at = reader.frames_from(from, BATCH_RECORDS, |frame, _| {
-        store.put(frame.header.branch, frame.header.seq, frame.bytes)
-    })?;
+    let at = reader
+        .frames_from(from, BATCH_RECORDS, |frame, _| store.put(frame.header.branch, frame.header.seq, frame.bytes))?;
     store.set_position(journal, at)?;
     Ok(at)
 }

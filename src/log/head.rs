@@ -105,12 +105,8 @@ impl HeadFile {
     pub fn open(dir: &Path) -> Result<HeadFile> {
         let counter = read_counted(dir)?.map_or(0, |(c, _)| c);
         let path = path(dir);
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(Error::io("open", &path))?;
+        let file =
+            File::options().create(true).truncate(false).write(true).open(&path).map_err(Error::io("open", &path))?;
         Ok(HeadFile { path, file, counter })
     }
 

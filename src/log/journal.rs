@@ -172,11 +172,7 @@ fn start_of_last_segment(segments: &Segments) -> Result<Watermark> {
     while let Some(number) = numbers.pop() {
         // A last segment whose header never became whole holds nothing.
         if let Ok(header) = segments.header(number) {
-            return Ok(Watermark {
-                segment: number,
-                offset: SEGMENT_HEADER as u64,
-                next_record: header.first_record,
-            });
+            return Ok(Watermark { segment: number, offset: SEGMENT_HEADER as u64, next_record: header.first_record });
         }
     }
     Ok(Watermark { segment: 0, offset: 0, next_record: 1 })

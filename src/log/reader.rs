@@ -54,7 +54,9 @@ impl Reader {
             if store.last(MAIN)?.is_none() {
                 return Err(Error::Empty { dir: dir.to_path_buf() });
             }
-            return Ok(Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source: Source::Sled { store, branches } }) });
+            return Ok(Reader {
+                inner: Arc::new(Inner { dir: dir.to_path_buf(), source: Source::Sled { store, branches } }),
+            });
         }
         let reader = Reader::over(dir, files, Index::default());
         reader.refresh()?;

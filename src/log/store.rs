@@ -49,12 +49,7 @@ impl Log {
                 _ => {}
             }
         }
-        let journal = Journal::create(
-            dir,
-            journal_id(&started.run_id),
-            options.segment_bytes,
-            options.faults.clone(),
-        )?;
+        let journal = Journal::create(dir, journal_id(&started.run_id), options.segment_bytes, options.faults.clone())?;
         let log = Log::start(dir, lock, journal, Index::default(), Vec::new(), &Options { branch: MAIN, ..options })?;
         log.append(started.into(), meta)?.wait()?;
         Ok(log)
@@ -144,8 +139,7 @@ impl Log {
             return Err(Error::NoEvent { branch: parent, seq: at, head });
         }
         let branch = branches.keys().next_back().map_or(1, |last| last + 1);
-        let created =
-            BranchCreated { name: name.to_string(), branch, parent, at, settings: settings.to_string() };
+        let created = BranchCreated { name: name.to_string(), branch, parent, at, settings: settings.to_string() };
         self.append_to(LEDGER, created.into(), meta)?.wait()?;
         Ok(branch)
     }

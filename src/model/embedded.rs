@@ -35,7 +35,8 @@ pub fn load() -> Result<LoadedModel, LoadError> {
     }
     let notes: serde_json::Value = serde_json::from_slice(TOKENIZER_CONFIG).map_err(|e| malformed(place, e))?;
     let text = |key: &str| notes.get(key).and_then(|v| v.as_str()).map(str::to_string);
-    let notes = TokenizerNotes { eos: text("eos_token"), chat_template: text("chat_template"), ..TokenizerNotes::default() };
+    let notes =
+        TokenizerNotes { eos: text("eos_token"), chat_template: text("chat_template"), ..TokenizerNotes::default() };
     let tokenizer = Tokenizer::from_bytes(TOKENIZER, notes)?;
     tokenizer.check_vocab(config.vocab_size)?;
     Ok(LoadedModel { config, params, tokenizer })

@@ -38,14 +38,26 @@ pub enum RunError {
         /// What is wrong and what to do.
         message: String,
     },
+    /// The run folder cannot be made.
+    #[error("run folder {dir}: {message}")]
+    Folder {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        message: String,
+    },
     /// The folder holds no run.
-    #[error("{dir} holds no run yet (it was stopped before its first event); start it afresh with `coevolve train --run {dir}`")]
+    #[error(
+        "{dir} holds no run yet (it was stopped before its first event); start it afresh with `coevolve train --run {dir}`"
+    )]
     NothingToResume {
         /// The folder.
         dir: PathBuf,
     },
     /// What the run was started with is not what is here.
-    #[error("{what} has changed since the run was started: recorded {recorded}, found {found}; resume with the original, or start a new run")]
+    #[error(
+        "{what} has changed since the run was started: recorded {recorded}, found {found}; resume with the original, or start a new run"
+    )]
     Changed {
         /// What.
         what: &'static str,
@@ -65,7 +77,9 @@ pub enum RunError {
         computed: String,
     },
     /// No task to train on.
-    #[error("split `{split}` gave no task and exploration admitted none; look at env.split, env.seed_tasks and evolve.initial")]
+    #[error(
+        "split `{split}` gave no task and exploration admitted none; look at env.split, env.seed_tasks and evolve.initial"
+    )]
     NoTasks {
         /// The split.
         split: String,

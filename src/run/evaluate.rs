@@ -56,10 +56,15 @@ impl Run {
             }
             let watch = Stopwatch::start();
             let plan = play_plan(&self.settings, limits(&self.settings), self.stop.clone());
-            let results =
-                evaluate_split(&self.env, agent.as_ref(), &split, &tasks, self.settings.run.seed, &plan, &mut |done| {
-                    observer.progress(Progress::Evaluating { split: &split, done, of: tasks.len() })
-                })?;
+            let results = evaluate_split(
+                &self.env,
+                agent.as_ref(),
+                &split,
+                &tasks,
+                self.settings.run.seed,
+                &plan,
+                &mut |done| observer.progress(Progress::Evaluating { split: &split, done, of: tasks.len() }),
+            )?;
             let spent = watch.micros();
             self.clock.evaluation(spent);
             let policy_version = self.trainee.version();

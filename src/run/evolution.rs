@@ -162,11 +162,8 @@ impl Run {
     }
 
     fn context(&self, spec: ContextSpec) -> Result<Context, RunError> {
-        let task = spec
-            .task
-            .as_ref()
-            .and_then(|id| self.ledger.state().tasks.tasks.get(id))
-            .map(|entry| entry.task.clone());
+        let task =
+            spec.task.as_ref().and_then(|id| self.ledger.state().tasks.tasks.get(id)).map(|entry| entry.task.clone());
         let rollout = match spec.rollouts.first() {
             Some(key) => self.ledger.rollout(key)?,
             None => None,
@@ -176,12 +173,7 @@ impl Run {
             task,
             rollout,
             seed: self.settings.run.seed,
-            bounds: Bounds {
-                rounds: e.rounds,
-                steps: e.steps,
-                max_drafts: e.max_drafts,
-                min_solution: e.min_solution,
-            },
+            bounds: Bounds { rounds: e.rounds, steps: e.steps, max_drafts: e.max_drafts, min_solution: e.min_solution },
             spec,
         })
     }
@@ -191,8 +183,7 @@ impl Run {
     }
 
     fn reject(&mut self, draft: &DraftProposed, reason: &str, detail: &str) -> Result<(), RunError> {
-        let rejected =
-            DraftRejected { draft: draft.draft.clone(), reason: reason.into(), detail: detail.into() };
+        let rejected = DraftRejected { draft: draft.draft.clone(), reason: reason.into(), detail: detail.into() };
         self.ledger.record(rejected, 0)
     }
 

@@ -1,10 +1,11 @@
 //! The log as the loop sees it: record facts once, fold only what is durable.
 
 use super::RunError;
+use super::policy::{Trainee, Update};
 use crate::config;
 use crate::event::digest::{Digest, FactKey, FactsDigest, fact_key};
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
-use crate::log::{Error as LogError, EventStore, Log, Options, Subscription};
+use crate::log::{Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription};
 use crate::project::State;
 use crate::world::{Stopwatch, now_ms};
 use std::collections::{BTreeMap, HashMap};
@@ -39,8 +40,7 @@ impl Ledger {
 
     fn over(log: Log) -> Result<Ledger, RunError> {
         let inbox = log.published();
-        let mut ledger =
-            Ledger { inbox, state: State::new(), facts: FactsDigest::new(), open: HashMap::new(), log };
+        let mut ledger = Ledger { inbox, state: State::new(), facts: FactsDigest::new(), open: HashMap::new(), log };
         for stamped in ledger.log.read(ledger.log.branch(), 1)? {
             let stamped = stamped?;
             ledger.fold(stamped.seq, &stamped.event, &stamped.meta)?;
@@ -133,38 +133,72 @@ impl Ledger {
             other => Err(RunError::internal("place of a rollout", other.kind().name())),
         }
     }
+}
 
-    /// Rollouts, in canonical order, of every step after `step` whose policy version is published.
-    pub(super) fn published_steps_after(&self, step: u32) -> Result<Vec<(u32, Vec<RolloutFinished>)>, RunError> {
+/// A run as it stands, read without taking it over: what a learner is rebuilt from.
+pub(super) struct Past {
+    reader: Reader,
+    /// The state after the last durable event.
+    pub(super) state: State,
+}
+
+impl Past {
+    /// Reads the main branch of a run folder.
+    pub(super) fn read(dir: &Path) -> Result<Past, RunError> {
+        let reader = Reader::open(dir)?;
+        let mut state = State::new();
+        for stamped in reader.read(MAIN, 1)? {
+            let stamped = stamped?;
+            state.apply(stamped.seq, &stamped.event, &stamped.meta);
+        }
+        Ok(Past { reader, state })
+    }
+
+    /// Brings a learner to where the log stands: the nearest usable checkpoint, then the logged gradient
+    /// steps again, each compared with what is recorded.
+    pub(super) fn restore(&self, dir: &Path, trainee: &mut dyn Trainee) -> Result<(), RunError> {
+        let mut from = 0;
+        for saved in self.state.places.checkpoints.values().rev() {
+            // A checkpoint is a cache: one that is gone or damaged is passed over.
+            if trainee.load(&dir.join(&saved.path)).is_ok_and(|hash| hash == saved.weights_hash) {
+                from = saved.step;
+                break;
+            }
+        }
         let mut open: BTreeMap<u32, BTreeMap<RolloutKey, RolloutFinished>> = BTreeMap::new();
-        let mut steps = Vec::new();
-        for stamped in self.log.read(self.log.branch(), 1)? {
+        for stamped in self.reader.read(MAIN, 1)? {
             match stamped?.event {
-                Event::RolloutFinished(r) if r.key.step > step => {
+                Event::RolloutFinished(r) if r.key.step > from => {
                     open.entry(r.key.step).or_default().insert(r.key.clone(), r);
                 }
-                Event::PolicyPublished(p) if p.step > step => {
+                Event::PolicyPublished(p) if p.step > from => {
                     let rollouts = open.remove(&p.step).unwrap_or_default();
-                    steps.push((p.step, rollouts.into_values().collect()));
+                    for update in trainee.learn(p.step, rollouts.into_values().collect())? {
+                        if let Update::Taken(e) = update {
+                            self.compare(&e)?;
+                        }
+                    }
                 }
                 _ => {}
             }
         }
-        Ok(steps)
+        Ok(())
     }
 
     /// Compares a recomputed gradient step with the recorded one.
-    pub(super) fn compare(&self, computed: &GradientStepTaken) -> Result<(), RunError> {
+    fn compare(&self, computed: &GradientStepTaken) -> Result<(), RunError> {
         let what = format!("gradient step {}/{}", computed.step, computed.update);
-        let recorded = match self.state.places.updates.get(&(computed.step, computed.update)) {
-            Some(seq) => self.log.reader().event(self.log.branch(), *seq)?.event,
-            None => return Err(RunError::Diverged { what, recorded: "nothing".into(), computed: computed.weights_hash.clone() }),
+        let diverged = |recorded: String| RunError::Diverged {
+            what: what.clone(),
+            recorded,
+            computed: computed.weights_hash.clone(),
         };
-        match recorded {
+        let Some(seq) = self.state.places.updates.get(&(computed.step, computed.update)) else {
+            return Err(diverged("nothing".into()));
+        };
+        match self.reader.event(MAIN, *seq)?.event {
             Event::GradientStepTaken(r) if r == *computed => Ok(()),
-            Event::GradientStepTaken(r) => {
-                Err(RunError::Diverged { what, recorded: r.weights_hash, computed: computed.weights_hash.clone() })
-            }
+            Event::GradientStepTaken(r) => Err(diverged(r.weights_hash)),
             other => Err(RunError::internal("place of a gradient step", other.kind().name())),
         }
     }

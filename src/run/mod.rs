@@ -65,6 +65,7 @@ impl Run {
             policy_digest: trainee.policy_digest(),
             environment: format!("{} {}", env.name(), env.version()),
         };
+        setup::write_plan(dir, &settings)?;
         let ledger = Ledger::create(dir, started, &settings.log)?;
         Run::assemble(dir, settings, ledger, env, trainee, stop)
     }
@@ -89,11 +90,27 @@ impl Run {
         }
         let mut run = Run::assemble(dir, settings, ledger, env, trainee, stop)?;
         if !run.ledger.state().recorded.run_finished {
-            run.restore()?;
+            ledger::Past::read(dir)?.restore(dir, run.trainee.as_mut())?;
             let step = run.next_step();
             run.ledger.note(RunResumed { step, code_version: env!("CARGO_PKG_VERSION").into() })?;
         }
         Ok(run)
+    }
+
+    /// Starts afresh what a kill stopped before its first event, with the settings it left behind.
+    pub fn restart(dir: &Path, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
+        let settings = setup::planned_settings(dir)?;
+        Run::create(dir, settings, stop)
+    }
+
+    /// The latest policy of a run, for evaluation: reads the folder without taking it over.
+    pub fn policy_of(dir: &Path) -> Result<(Settings, Arc<dyn crate::agent::Agent>), RunError> {
+        let ledger = ledger::Past::read(dir)?;
+        let info = ledger.state.run.clone().ok_or_else(|| RunError::NothingToResume { dir: dir.to_path_buf() })?;
+        let settings = crate::config::from_recorded(&info.settings, dir)?;
+        let mut trainee = policy::open(&settings)?;
+        ledger.restore(dir, trainee.as_mut())?;
+        Ok((settings, trainee.agent()?))
     }
 
     fn assemble(
@@ -200,7 +217,8 @@ impl Run {
     /// Signals of the step's rollouts. The fold knows which follow; here they become events.
     fn raise_signals(&mut self, step: u32) -> Result<(), RunError> {
         for raised in self.ledger.state().due_signals(step) {
-            self.ledger.record(SignalRaised { because: raised.because.to_string(), key: raised.key, kind: raised.kind }, 0)?;
+            self.ledger
+                .record(SignalRaised { because: raised.because.to_string(), key: raised.key, kind: raised.kind }, 0)?;
         }
         self.settle()
     }
@@ -252,27 +270,6 @@ impl Run {
         self.ledger.record(StepFinished { step, mean_reward, projection_digest }, duration)?;
         self.settle()?;
         observer.progress(Progress::StepFinished { step, of: self.settings.run.steps, state: self.ledger.state() });
-        Ok(())
-    }
-
-    /// Brings the learner to where the log stands: nearest usable checkpoint, then the logged steps again.
-    fn restore(&mut self) -> Result<(), RunError> {
-        let saved: Vec<CheckpointSaved> = self.ledger.state().places.checkpoints.values().cloned().collect();
-        let mut from = 0;
-        for saved in saved.iter().rev() {
-            // A checkpoint is a cache: one that is gone or damaged is passed over.
-            if self.trainee.load(&self.dir.join(&saved.path)).is_ok_and(|hash| hash == saved.weights_hash) {
-                from = saved.step;
-                break;
-            }
-        }
-        for (step, rollouts) in self.ledger.published_steps_after(from)? {
-            for update in self.trainee.learn(step, rollouts)? {
-                if let Update::Taken(e) = update {
-                    self.ledger.compare(&e)?;
-                }
-            }
-        }
         Ok(())
     }
 

@@ -108,7 +108,9 @@ impl Trainee for Scripted {
     }
 
     fn weights_hash(&self) -> Result<String, RunError> {
-        Ok(blake3::hash(format!("scripted policy {} version {}", self.seed, self.version).as_bytes()).to_hex().to_string())
+        Ok(blake3::hash(format!("scripted policy {} version {}", self.seed, self.version).as_bytes())
+            .to_hex()
+            .to_string())
     }
 
     fn policy_digest(&self) -> String {
@@ -151,7 +153,10 @@ impl Trainee for Scripted {
     }
 
     fn save(&self, dir: &Path) -> Result<(String, String), RunError> {
-        let failed = |e: std::io::Error| RunError::Policy { model: "scripted".into(), message: format!("{}: {e}", dir.display()) };
+        let failed = |e: std::io::Error| RunError::Policy {
+            model: "scripted".into(),
+            message: format!("{}: {e}", dir.display()),
+        };
         std::fs::create_dir_all(dir).map_err(failed)?;
         std::fs::write(dir.join("version"), self.version.to_string()).map_err(failed)?;
         Ok((self.weights_hash()?, String::new()))

@@ -104,3 +104,27 @@ fn word<T: DeserializeOwned>(key: &str, value: &str) -> Result<T, RunError> {
         })
     })
 }
+
+/// File with the settings a run is about to record: what a kill before the first event leaves to start from.
+const PLAN: &str = "settings.json";
+
+/// Writes the settings beside the log, before its first event. Never read once the log has one.
+pub(super) fn write_plan(dir: &Path, settings: &Settings) -> Result<(), RunError> {
+    let failed = |e: std::io::Error| RunError::Folder { dir: dir.to_path_buf(), message: e.to_string() };
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    if dir.join("journal").is_dir() {
+        // The log itself says what is wrong with a folder that holds one.
+        return Ok(());
+    }
+    let text = serde_json::to_string_pretty(settings).map_err(|e| RunError::internal("settings", e))?;
+    let temporary = dir.join(format!("{PLAN}.new"));
+    std::fs::write(&temporary, text).map_err(failed)?;
+    std::fs::rename(&temporary, dir.join(PLAN)).map_err(failed)
+}
+
+/// The settings that [`write_plan`] left.
+pub(super) fn planned_settings(dir: &Path) -> Result<Settings, RunError> {
+    let text =
+        std::fs::read_to_string(dir.join(PLAN)).map_err(|_| RunError::NothingToResume { dir: dir.to_path_buf() })?;
+    Ok(crate::config::from_recorded(&text, dir)?)
+}

@@ -148,7 +148,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             since_eval = 0;
             let normal = evaluate(&model, "test-normal", args.threads)?;
             let challenge = evaluate(&model, "test-challenge", args.threads)?;
-            eprintln!("  evaluation after {} sequences: normal {normal:.3} challenge {challenge:.3}", (update + 1) * args.batch);
+            eprintln!(
+                "  evaluation after {} sequences: normal {normal:.3} challenge {challenge:.3}",
+                (update + 1) * args.batch
+            );
             save_folder(&args.out, &config, &model.params, Some(&model.tokenizer), SaveType::Bf16)?;
         }
     }
@@ -223,8 +226,7 @@ fn evaluate(model: &LoadedModel, split: &str, threads: usize) -> Result<f64, Box
     let tasks = env.tasks(split, 0, 100)?;
     let decoder = Decoder::new(&model.config, &model.params, None)?;
     let dialect = policy::dialect(model, &settings)?;
-    let agent: Box<dyn Agent> =
-        Box::new(PolicyAgent::new("policy", Arc::new(ModelPolicy(Arc::new(decoder))), dialect));
+    let agent: Box<dyn Agent> = Box::new(PolicyAgent::new("policy", Arc::new(ModelPolicy(Arc::new(decoder))), dialect));
     let plan = play_plan(&settings, coevolve::run::limits(&settings), Arc::new(AtomicBool::new(false)));
     let results = evaluate_split(&env, agent.as_ref(), split, &tasks, 0, &plan, &mut |_| {})?;
     let solved = results.iter().filter(|(_, r)| r.score().is_some_and(|s| s >= 0.5)).count();
