@@ -3,4 +3,5 @@ pub mod decide;
 pub mod env;
 pub mod event;
 pub mod project;
+pub mod log;
 pub mod world;
