@@ -34,3 +34,6 @@ pub use places::Places;
 pub use recorded::{Recorded, RecordedRound, RecordedStep};
 pub use state::{Logged, State, as_of};
 pub use times::StageTimes;
+
+#[cfg(test)]
+mod tests;
