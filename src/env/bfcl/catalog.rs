@@ -43,6 +43,9 @@ pub(super) struct Tool {
     pub params: Vec<Param>,
 }
 
+/// An entry's number and the arguments of one call of its solution.
+pub(super) type Example = (usize, Map<String, Value>);
+
 /// See the module documentation.
 #[derive(Debug, Clone)]
 pub(super) struct Catalog {
@@ -52,7 +55,7 @@ pub(super) struct Catalog {
     /// (tool, parameter) -> values in train solutions, sorted by text.
     pub values: BTreeMap<(String, String), Vec<Value>>,
     /// Tool -> (entry, arguments) of its calls in train solutions, in official order.
-    pub calls: BTreeMap<String, Vec<(usize, Map<String, Value>)>>,
+    pub calls: BTreeMap<String, Vec<Example>>,
     /// (classes, calls of all turns) of each train entry.
     pub routines: Vec<(Vec<String>, Vec<ToolCall>)>,
     train: BTreeSet<usize>,
