@@ -4,6 +4,7 @@
 //! lives on one worker thread. The life of an episode: `reset`, then any number of `step` (tool calls)
 //! and `end_turn` (a reply without calls), then `evaluate`. Two sessions never share state.
 
+pub mod desk;
 pub mod bfcl;
 pub mod stdio;
 
