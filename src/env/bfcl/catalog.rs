@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::number;
 use crate::event::{TaskSpec, ToolCall};
@@ -43,6 +43,9 @@ pub(super) struct Tool {
     pub params: Vec<Param>,
 }
 
+/// An entry's number and the arguments of one call of its solution.
+pub(super) type Example = (usize, Map<String, Value>);
+
 /// See the module documentation.
 #[derive(Debug, Clone)]
 pub(super) struct Catalog {
@@ -51,8 +54,8 @@ pub(super) struct Catalog {
     classes: BTreeMap<usize, Vec<String>>,
     /// (tool, parameter) -> values in train solutions, sorted by text.
     pub values: BTreeMap<(String, String), Vec<Value>>,
-    /// Values in the own solutions of each train entry, the same way.
-    pub own: BTreeMap<usize, BTreeMap<(String, String), Vec<Value>>>,
+    /// Tool -> (entry, arguments) of its calls in train solutions, in official order.
+    pub calls: BTreeMap<String, Vec<Example>>,
     /// (classes, calls of all turns) of each train entry.
     pub routines: Vec<(Vec<String>, Vec<ToolCall>)>,
     train: BTreeSet<usize>,
@@ -65,7 +68,7 @@ impl Catalog {
             tools: read_tools(description),
             classes: BTreeMap::new(),
             values: BTreeMap::new(),
-            own: BTreeMap::new(),
+            calls: BTreeMap::new(),
             routines: Vec::new(),
             train: train.clone(),
         };
@@ -79,15 +82,17 @@ impl Catalog {
             let calls: Vec<ToolCall> = task.turns.iter().flat_map(|t| t.solution.clone()).collect();
             for call in &calls {
                 let Ok(Value::Object(arguments)) = serde_json::from_str(&call.arguments) else { continue };
-                for (param, value) in arguments {
-                    let key = (call.name.clone(), param);
-                    add(catalog.values.entry(key.clone()).or_default(), &value);
-                    add(catalog.own.entry(n).or_default().entry(key).or_default(), &value);
+                for (param, value) in &arguments {
+                    let values = catalog.values.entry((call.name.clone(), param.clone())).or_default();
+                    if !values.contains(value) {
+                        values.push(value.clone());
+                    }
                 }
+                catalog.calls.entry(call.name.clone()).or_default().push((n, arguments));
             }
             catalog.routines.push((classes, calls));
         }
-        for values in catalog.values.values_mut().chain(catalog.own.values_mut().flat_map(BTreeMap::values_mut)) {
+        for values in catalog.values.values_mut() {
             values.sort_by_cached_key(Value::to_string);
         }
         catalog
@@ -113,12 +118,6 @@ impl Catalog {
     pub fn tools_of<'a>(&'a self, base: &str) -> impl Iterator<Item = (&'a String, &'a Tool)> + use<'a> {
         let classes = self.classes_of(base).map(<[String]>::to_vec).unwrap_or_default();
         self.tools.iter().filter(move |(_, t)| classes.contains(&t.class))
-    }
-}
-
-fn add(values: &mut Vec<Value>, value: &Value) {
-    if !values.contains(value) {
-        values.push(value.clone());
     }
 }
 

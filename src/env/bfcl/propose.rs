@@ -1,9 +1,9 @@
 //! Plans for exploration: sequences of calls near a pattern of tool names, made by trying.
 //!
 //! A skeleton of tool names comes from the pattern (one name changed, added or appended) or from a routine
-//! of a train solution. Each call gets values from, in order of preference: earlier results of this plan,
-//! what the world shows, the entry's own solution, solutions of other train entries. It is executed; what
-//! fails is drawn again. The whole plan is then run once more from the initial state and compared with itself, so
+//! of a train solution. Each call starts from the arguments of one call in a train solution (values that belong
+//! together), some of them replaced by what earlier results of this plan and the world show. It is executed;
+//! what fails is drawn again. The whole plan is then run once more from the initial state and compared with itself, so
 //! that a plan that is returned runs without error and can be scored.
 
 use std::collections::BTreeSet;
@@ -26,6 +26,20 @@ const TRIES: usize = 6;
 const OTHER_TOOLS: usize = 3;
 /// Plans drawn for each one wanted.
 const DRAWS_PER_PLAN: usize = 4;
+/// Probability of an example out of the entry's own solution, where there is one.
+const OWN_EXAMPLE: f64 = 0.5;
+/// Probability that a value of the world replaces the example's.
+const SHOWN_INSTEAD: f64 = 0.6;
+/// Probability of leaving out an optional parameter without an example.
+const LEFT_OUT: f64 = 0.6;
+/// Probability that a tool chosen freely is one that train solutions use.
+const USED_TOOL: f64 = 0.8;
+/// Values of earlier results considered for one parameter.
+const SHOWN_VALUES: usize = 4;
+/// Parameters that take names of the current folder, by a part of their name.
+const FILE_PARAMS: [&str; 5] = ["file", "folder", "source", "dir", "destination"];
+/// Length from which a parameter's name says what it holds.
+const SPEAKING_NAME: usize = 5;
 
 /// At most `count` different plans; see the module documentation.
 pub(super) fn propose(
@@ -92,7 +106,7 @@ impl Maker<'_> {
                 names = own.iter().skip(start).take(MAX_CALLS).map(|c| c.name.clone()).collect();
             }
         } else {
-            let other = d.pick(self.known).cloned().unwrap_or_default();
+            let other = self.any_tool(d);
             let at = d.below(names.len());
             match d.below(3) {
                 0 => names[at] = other,
@@ -102,7 +116,7 @@ impl Maker<'_> {
         }
         let wanted = MIN_CALLS + d.below(MAX_CALLS - MIN_CALLS + 1);
         while names.len() < wanted {
-            names.push(d.pick(self.known).cloned().unwrap_or_default());
+            names.push(self.any_tool(d));
         }
         // A long pattern is entered anywhere.
         let start = d.below(names.len() - wanted + 1);
@@ -111,19 +125,22 @@ impl Maker<'_> {
         names
     }
 
+    fn any_tool(&self, d: &mut Draw) -> String {
+        let used: Vec<&String> = self.known.iter().filter(|t| self.catalog.calls.contains_key(*t)).collect();
+        let tool = if d.chance(USED_TOOL) { d.pick(&used).copied() } else { None };
+        tool.or_else(|| d.pick(self.known)).cloned().unwrap_or_default()
+    }
+
     fn make(&mut self, skeleton: &[String], d: &mut Draw) -> Option<Vec<ToolCall>> {
         let task = ground(self.base, &[]);
         self.session.reset(&task, "propose", 0).ok()?;
         let mut plan: Vec<ToolCall> = Vec::new();
         for name in skeleton {
             let mut candidates = vec![name.clone()];
-            candidates.extend((0..OTHER_TOOLS).filter_map(|_| d.pick(self.known).cloned()));
+            candidates.extend((0..OTHER_TOOLS).map(|_| self.any_tool(d)));
             'place: for name in candidates {
                 for _ in 0..TRIES {
-                    let Some(call) = self.draw_call(&name, d) else { break };
-                    if plan.contains(&call) {
-                        continue;
-                    }
+                    let Some(call) = self.draw_call(&name, d).filter(|call| !plan.contains(call)) else { continue };
                     let result = self.run(&call)?;
                     if let Some(content) = result {
                         self.seen.extend(leaves(&content));
@@ -154,7 +171,7 @@ impl Maker<'_> {
         Some((!result.is_error).then_some(result.content))
     }
 
-    /// A call with drawn values; `None` if a required parameter has no candidate.
+    /// A call with drawn values; `None` if a required parameter has no candidate or the values make no sense.
     fn draw_call(&mut self, name: &str, d: &mut Draw) -> Option<ToolCall> {
         let tool = self.catalog.tool(self.base, name)?;
         // Names in the current folder are what most file calls need; looking changes nothing.
@@ -164,12 +181,21 @@ impl Maker<'_> {
         } else {
             Vec::new()
         };
+        // Values that belong together: one train solution's arguments as they are, the entry's own preferred.
+        let examples = self.catalog.calls.get(name).map(Vec::as_slice).unwrap_or_default();
+        let own: Vec<_> = examples.iter().filter(|(n, _)| Some(*n) == number(self.base)).collect();
+        let example = if d.chance(OWN_EXAMPLE) { d.pick(&own).copied() } else { None }.or_else(|| d.pick(examples));
         let mut arguments = Map::new();
         for param in &tool.params {
-            if !param.required && d.chance(0.6) {
-                continue;
-            }
-            match self.draw_value(name, param, &listing, d) {
+            let shown = self.shown(param, &listing);
+            let value = match example.and_then(|(_, arguments)| arguments.get(&param.name)) {
+                Some(_) if d.chance(SHOWN_INSTEAD) && !shown.is_empty() => d.pick(&shown).copied().cloned(),
+                Some(value) => Some(value.clone()),
+                None if !param.required && (example.is_some() || d.chance(LEFT_OUT)) => continue,
+                None if !shown.is_empty() => d.pick(&shown).copied().cloned(),
+                None => self.invented(name, param, d),
+            };
+            match value {
                 Some(value) => {
                     arguments.insert(param.name.clone(), value);
                 }
@@ -177,55 +203,45 @@ impl Maker<'_> {
                 None => {}
             }
         }
-        Some(ToolCall { name: name.to_owned(), arguments: canonical_json(&Value::Object(arguments)) })
+        // From a place to itself, a file compared with itself: nobody asks for that.
+        let texts: Vec<&str> = arguments.values().filter_map(Value::as_str).collect();
+        let repeated = texts.iter().enumerate().any(|(i, text)| texts[..i].contains(text));
+        (!repeated).then(|| ToolCall { name: name.to_owned(), arguments: canonical_json(&Value::Object(arguments)) })
     }
 
-    fn draw_value(&self, tool: &str, param: &Param, listing: &[Value], d: &mut Draw) -> Option<Value> {
+    /// What this plan has brought to light for a parameter: values under its name or under its end (`id` may
+    /// fill `ticket_id`), newest first, and names in the current folder.
+    fn shown<'v>(&'v self, param: &Param, listing: &'v [Value]) -> Vec<&'v Value> {
         let wanted = squeezed(&param.name);
-        // Under the parameter's name, or under its end: `id` may fill `ticket_id`.
-        let mut shown: Vec<&Value> = self
-            .seen
-            .iter()
-            .filter(|(key, value)| {
-                let key = squeezed(key);
-                key.len() >= 2 && wanted.ends_with(&key) && param.takes(value)
-            })
-            .map(|(_, value)| value)
-            .collect();
-        shown.reverse();
-        let key = (tool.to_owned(), param.name.clone());
-        let own = number(self.base).and_then(|n| self.catalog.own.get(&n)).and_then(|own| own.get(&key));
-        let pool = self.catalog.values.get(&key);
-        let listing: Vec<&Value> = listing.iter().filter(|v| param.takes(v)).collect();
-        let sources: [(f64, Vec<&Value>); 4] = [
-            (4.0, shown.into_iter().take(4).collect()),
-            (3.0, listing),
-            (2.0, own.into_iter().flatten().collect()),
-            (1.0, pool.into_iter().flatten().collect()),
-        ];
-        let weights: Vec<f64> = sources.iter().map(|(w, v)| if v.is_empty() { 0.0 } else { *w }).collect();
-        if let Some(source) = d.weighted(&weights) {
-            return d.pick(&sources[source].1).map(|v| (*v).clone());
+        let named = self.seen.iter().rev().filter(|(key, _)| {
+            let key = squeezed(key);
+            key.len() >= 2 && wanted.ends_with(&key)
+        });
+        let mut shown: Vec<&Value> =
+            named.map(|(_, value)| value).filter(|v| param.takes(v)).take(SHOWN_VALUES).collect();
+        if FILE_PARAMS.iter().any(|part| wanted.contains(part)) {
+            shown.extend(listing.iter().filter(|v| param.takes(v)));
         }
-        // Nobody ever used it: the simplest value of its type that means something.
+        shown
+    }
+
+    /// A value for a parameter that no example covers.
+    fn invented(&self, tool: &str, param: &Param, d: &mut Draw) -> Option<Value> {
+        let used = self.catalog.values.get(&(tool.to_owned(), param.name.clone()));
+        if let Some(value) = used.and_then(|values| d.pick(values)) {
+            return Some(value.clone());
+        }
         match param.kind.as_str() {
             "boolean" => Some(d.chance(0.5).into()),
             "integer" => Some((1 + d.below(5)).into()),
             "number" => Some((1.0 + d.below(50) as f64).into()),
-            _ => self.same_name(param, d),
+            // Words like `mode` mean something else in every tool.
+            _ if param.name.len() < SPEAKING_NAME => None,
+            _ => {
+                let same_name = self.catalog.values.iter().filter(|((_, name), _)| *name == param.name);
+                let found: Vec<&Value> = same_name.flat_map(|(_, v)| v).filter(|v| param.takes(v)).collect();
+                d.pick(&found).map(|v| (*v).clone())
+            }
         }
-    }
-
-    /// A value that another tool of the train solutions takes under the same parameter name.
-    fn same_name(&self, param: &Param, d: &mut Draw) -> Option<Value> {
-        let found: Vec<&Value> = self
-            .catalog
-            .values
-            .iter()
-            .filter(|((_, name), _)| *name == param.name)
-            .flat_map(|(_, values)| values)
-            .filter(|v| param.takes(v))
-            .collect();
-        d.pick(&found).map(|v| (*v).clone())
     }
 }
