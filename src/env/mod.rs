@@ -5,6 +5,8 @@
 //! and `end_turn` (a reply without calls), then `evaluate`. Two sessions never share state.
 
 pub mod desk;
+pub mod bfcl;
+pub mod stdio;
 
 use crate::event::{Missing, Reward, TaskSpec, ToolCall};
 

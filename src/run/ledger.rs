@@ -1,0 +1,190 @@
+//! The log as the loop sees it: record facts once, fold only what is durable.
+
+use super::RunError;
+use crate::config;
+use crate::event::digest::{Digest, FactKey, FactsDigest, fact_key};
+use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
+use crate::log::{Error as LogError, EventStore, Log, Options, Subscription};
+use crate::project::State;
+use crate::world::{Stopwatch, now_ms};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+/// A log opened for writing, with the state that its durable events fold to.
+pub(super) struct Ledger {
+    log: Log,
+    inbox: Subscription,
+    state: State,
+    facts: FactsDigest,
+    /// Facts of the unfinished step, recorded or on their way: key -> hash. Only looked up by key, so the
+    /// order of a `HashMap` does not matter.
+    open: HashMap<FactKey, Digest>,
+}
+
+impl Ledger {
+    /// Starts a log.
+    pub(super) fn create(dir: &Path, started: RunStarted, settings: &config::Log) -> Result<Ledger, RunError> {
+        let log = Log::create(dir, started, meta(0), options(settings))?;
+        Ledger::over(log)
+    }
+
+    /// Opens a log and folds what it holds.
+    pub(super) fn open(dir: &Path) -> Result<Ledger, RunError> {
+        match Log::open(dir, Options::default()) {
+            Ok(log) => Ledger::over(log),
+            Err(LogError::Empty { dir }) => Err(RunError::NothingToResume { dir }),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    fn over(log: Log) -> Result<Ledger, RunError> {
+        let inbox = log.published();
+        let mut ledger =
+            Ledger { inbox, state: State::new(), facts: FactsDigest::new(), open: HashMap::new(), log };
+        for stamped in ledger.log.read(ledger.log.branch(), 1)? {
+            let stamped = stamped?;
+            ledger.fold(stamped.seq, &stamped.event, &stamped.meta)?;
+        }
+        Ok(ledger)
+    }
+
+    fn fold(&mut self, seq: u64, event: &Event, meta: &Meta) -> Result<(), RunError> {
+        if self.state.last_seq.is_some_and(|last| seq <= last) {
+            return Ok(());
+        }
+        self.state.apply(seq, event, meta);
+        self.facts.add(event).map_err(|e| RunError::internal("facts digest", e))?;
+        if let Some(key) = fact_key(event) {
+            if event.kind() == Kind::StepFinished {
+                self.open.clear();
+            } else {
+                self.open.insert(key, hash(event)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The state after the last durable event that was taken in.
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The facts digest, hex.
+    pub(super) fn facts_digest(&self) -> String {
+        self.facts.value().to_string()
+    }
+
+    /// Durable events of the branch.
+    pub(super) fn events(&self) -> u64 {
+        self.log.head()
+    }
+
+    /// Appends a fact unless it is recorded; `duration_us` is what the work took. Returns before it is durable.
+    ///
+    /// # Errors
+    /// [`RunError::Diverged`] when a fact with the same coordinates but another content is recorded.
+    pub(super) fn record(&mut self, event: impl Into<Event>, duration_us: u64) -> Result<(), RunError> {
+        let event = event.into();
+        let Some(key) = fact_key(&event) else { return self.append(event, duration_us) };
+        let new = hash(&event)?;
+        match self.open.get(&key) {
+            Some(old) if *old == new => Ok(()),
+            Some(old) => Err(RunError::Diverged {
+                what: format!("{key:?}"),
+                recorded: old.to_string(),
+                computed: new.to_string(),
+            }),
+            None => {
+                self.open.insert(key, new);
+                self.append(event, duration_us)
+            }
+        }
+    }
+
+    /// Appends an event that is no fact.
+    pub(super) fn note(&mut self, event: impl Into<Event>) -> Result<(), RunError> {
+        self.append(event.into(), 0)
+    }
+
+    fn append(&mut self, event: Event, duration_us: u64) -> Result<(), RunError> {
+        // Nobody waits for a single ticket: `settle` is the barrier, and reports a failed flush.
+        let _ = self.log.append(event, meta(duration_us))?;
+        Ok(())
+    }
+
+    /// Waits until everything recorded is durable and folds it; returns the microseconds waited.
+    pub(super) fn settle(&mut self) -> Result<u64, RunError> {
+        let watch = Stopwatch::start();
+        self.log.barrier()?;
+        let waited = watch.micros();
+        for stamped in self.inbox.drain()? {
+            if stamped.branch == self.log.branch() {
+                self.fold(stamped.seq, &stamped.event, &stamped.meta)?;
+            }
+        }
+        Ok(waited)
+    }
+
+    /// A recorded rollout, from disk.
+    pub(super) fn rollout(&self, key: &RolloutKey) -> Result<Option<RolloutFinished>, RunError> {
+        let Some(seq) = self.state.places.rollouts.get(key) else { return Ok(None) };
+        match self.log.reader().event(self.log.branch(), *seq)?.event {
+            Event::RolloutFinished(rollout) => Ok(Some(rollout)),
+            other => Err(RunError::internal("place of a rollout", other.kind().name())),
+        }
+    }
+
+    /// Rollouts, in canonical order, of every step after `step` whose policy version is published.
+    pub(super) fn published_steps_after(&self, step: u32) -> Result<Vec<(u32, Vec<RolloutFinished>)>, RunError> {
+        let mut open: BTreeMap<u32, BTreeMap<RolloutKey, RolloutFinished>> = BTreeMap::new();
+        let mut steps = Vec::new();
+        for stamped in self.log.read(self.log.branch(), 1)? {
+            match stamped?.event {
+                Event::RolloutFinished(r) if r.key.step > step => {
+                    open.entry(r.key.step).or_default().insert(r.key.clone(), r);
+                }
+                Event::PolicyPublished(p) if p.step > step => {
+                    let rollouts = open.remove(&p.step).unwrap_or_default();
+                    steps.push((p.step, rollouts.into_values().collect()));
+                }
+                _ => {}
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Compares a recomputed gradient step with the recorded one.
+    pub(super) fn compare(&self, computed: &GradientStepTaken) -> Result<(), RunError> {
+        let what = format!("gradient step {}/{}", computed.step, computed.update);
+        let recorded = match self.state.places.updates.get(&(computed.step, computed.update)) {
+            Some(seq) => self.log.reader().event(self.log.branch(), *seq)?.event,
+            None => return Err(RunError::Diverged { what, recorded: "nothing".into(), computed: computed.weights_hash.clone() }),
+        };
+        match recorded {
+            Event::GradientStepTaken(r) if r == *computed => Ok(()),
+            Event::GradientStepTaken(r) => {
+                Err(RunError::Diverged { what, recorded: r.weights_hash, computed: computed.weights_hash.clone() })
+            }
+            other => Err(RunError::internal("place of a gradient step", other.kind().name())),
+        }
+    }
+}
+
+fn hash(event: &Event) -> Result<Digest, RunError> {
+    let bytes = codec::facts_bytes(event).map_err(|e| RunError::internal("serialising a fact", e))?;
+    Ok(Digest::of(&bytes))
+}
+
+fn meta(duration_us: u64) -> Meta {
+    Meta { time_ms: now_ms(), duration_us, ..Meta::default() }
+}
+
+fn options(settings: &config::Log) -> Options {
+    Options {
+        group_events: settings.group_commit_events as usize,
+        group_bytes: settings.group_commit_bytes as usize,
+        group_wait_us: settings.group_commit_us,
+        segment_bytes: u64::from(settings.segment_mib) << 20,
+        ..Options::default()
+    }
+}
