@@ -45,24 +45,24 @@ refs! {
     "mail_topic" Person -> Topic, "mail_find", "topic", ["the subject of the mail from {k}", "what {k} wrote about"];
     "mail_figure" Person -> Number, "mail_find" + "mail_read", "figure", ["the figure in the mail from {k}", "the figure {k} wrote"];
     "mail_day" Person -> Day, "mail_find" + "mail_read", "day", ["the day in the mail from {k}", "the day {k} wrote"];
-    "meeting_day" Topic -> Day, "calendar_find", "day", ["the day of the {k|meeting}", "when the {k|meeting} is"];
+    "meeting_day" Topic -> Day, "calendar_find", "day", ["the day of the {k|meeting}", "the date of the {k|meeting}"];
     "guest" Topic -> Person, "calendar_find", "guest", ["the guest of the {k|meeting}", "whoever attends the {k|meeting}"];
     "room" Topic -> Number, "calendar_find", "room", ["the room of the {k|meeting}", "the place of the {k|meeting}"];
     "next" Person -> Topic, "calendar_next", "title", ["the next topic of {k}", "what {k} meets about"];
     "ticket_owner" Topic -> Person, "tickets_find", "owner", ["the owner of the {k|ticket}", "whoever handles the {k|ticket}"];
-    "due" Topic -> Day, "tickets_find", "due", ["the deadline of the {k|ticket}", "when the {k|ticket} is due"];
+    "due" Topic -> Day, "tickets_find", "due", ["the deadline of the {k|ticket}", "the due date of the {k|ticket}"];
     "rank" Topic -> Priority, "tickets_find", "priority", ["the priority of the {k|ticket}", "the urgency of the {k|ticket}"];
     "ticket_latest" Person -> Topic, "tickets_latest", "topic", ["the latest task of {k}", "what {k} works on"];
     "balance" Person -> Number, "accounts_get", "balance", ["the balance of {k}", "the savings of {k}"];
     "limit" Person -> Number, "accounts_get", "limit", ["the limit of {k}", "the ceiling of {k}"];
     "funds" Team -> Number, "accounts_funds", "funds", ["the funds of {k}", "the money of {k}"];
     "file_owner" Topic -> Person, "files_find", "owner", ["the keeper of the {k|file}", "whoever keeps the {k|file}"];
-    "file_date" Topic -> Day, "files_find", "date", ["the date of the {k|file}", "when the {k|file} was written"];
+    "file_date" Topic -> Day, "files_find", "date", ["the date of the {k|file}", "the day of the {k|file}"];
     "total" Topic -> Number, "files_find" + "files_read", "total", ["the total in the {k|file}", "the sum in the {k|file}"];
     "reviewer" Topic -> Person, "files_find" + "files_read", "reviewer", ["the reviewer in the {k|file}", "whoever signed the {k|file}"];
     "file_latest" Person -> Topic, "files_latest", "title", ["the latest work of {k}", "what {k} filed"];
     "destination" Person -> City, "trips_find", "city", ["the destination of {k}", "where {k} travels"];
-    "departure" Person -> Day, "trips_find", "day", ["the departure of {k}", "when {k} travels"];
+    "departure" Person -> Day, "trips_find", "day", ["the departure of {k}", "the takeoff of {k}"];
     "fare" Person -> Number, "trips_find", "fare", ["the fare of {k}", "the price {k} travels for"];
 }
 
@@ -98,12 +98,12 @@ sinks! {
     "mail_forward" by "mail_find", ["from" P, "to" P], ["forward the mail from {from} to {to}", "pass the mail from {from} on to {to}"];
     "mail_flag" by "mail_find", ["from" P, "priority" Y], ["flag the mail from {from} as {priority}", "mark the mail from {from} as {priority}"];
     "mail_delete" by "mail_find", ["from" P], ["delete the mail from {from}", "trash the mail from {from}"];
-    "calendar_add", ["title" T, "day" D, "guest" P], ["add a {title|meeting} on {day} with {guest}", "schedule a {title|meeting} with {guest} for {day}"];
+    "calendar_add", ["title" T, "day" D, "guest" P], ["add a new {title|meeting} on {day} with {guest}", "schedule a new {title|meeting} with {guest} for {day}"];
     "calendar_move" by "calendar_find", ["title" T, "day" D], ["move the {title|meeting} to {day}", "shift the {title|meeting} to {day}"];
     "calendar_invite" by "calendar_find", ["title" T, "guest" P], ["invite {guest} to the {title|meeting}", "add {guest} to the {title|meeting}"];
     "calendar_room" by "calendar_find", ["title" T, "room" N], ["book {room} as room for the {title|meeting}", "set the room of the {title|meeting} to {room}"];
     "calendar_cancel" by "calendar_find", ["title" T], ["cancel the {title|meeting}", "call off the {title|meeting}"];
-    "tickets_new", ["topic" T, "owner" P], ["open a {topic|ticket} for {owner}", "create a {topic|ticket} owned by {owner}"];
+    "tickets_new", ["topic" T, "owner" P], ["open a new {topic|ticket} for {owner}", "create a new {topic|ticket} owned by {owner}"];
     "tickets_assign" by "tickets_find", ["topic" T, "owner" P], ["assign the {topic|ticket} to {owner}", "give {owner} the job of the {topic|ticket}"];
     "tickets_due" by "tickets_find", ["topic" T, "day" D], ["set the deadline of the {topic|ticket} to {day}", "make the {topic|ticket} due on {day}"];
     "tickets_rank" by "tickets_find", ["topic" T, "priority" Y], ["set the priority of the {topic|ticket} to {priority}", "rank the {topic|ticket} as {priority}"];
@@ -113,7 +113,7 @@ sinks! {
     "accounts_limit", ["owner" P, "amount" N], ["set the limit of {owner} to {amount}", "make {amount} the limit of {owner}"];
     "accounts_freeze", ["owner" P], ["freeze the account of {owner}", "lock the account of {owner}"];
     "accounts_grant", ["team" G, "amount" N], ["grant {amount} to {team}", "fund {team} with {amount}"];
-    "files_new", ["title" T, "text" X], ["write {text} into a new {title|file}", "save {text} as a {title|file}"];
+    "files_new", ["title" T, "text" X], ["write {text} into a new {title|file}", "save {text} as a new {title|file}"];
     "files_share" by "files_find", ["title" T, "with" P], ["share the {title|file} with {with}", "give {with} access to the {title|file}"];
     "files_give" by "files_find", ["title" T, "owner" P], ["make {owner} the keeper of the {title|file}", "hand the {title|file} over to {owner}"];
     "files_delete" by "files_find", ["title" T], ["delete the {title|file}", "erase the {title|file}"];

@@ -6,7 +6,6 @@
 //! rarely does. So weaknesses are rare under uniform exploration, and mending one component mends every
 //! family that shares it.
 
-use super::compose::apps;
 use super::grammar::{Clause, REFS, Source};
 use super::solve::{Lapse, Step, execute, execute_with};
 use super::splits::Plan;
@@ -18,7 +17,11 @@ use crate::event::{TaskSpec, ToolCall};
 use crate::world::Draw;
 
 /// Share of components that are weak, percent.
-const WEAK_PERCENT: u64 = 22;
+const WEAK_PERCENT: u64 = 25;
+
+/// Which components are weak. Chosen, before any policy was trained, among 60 values so that every lapse
+/// occurs and the weak share is alike in training and test-normal clauses (0.32 and 0.32).
+const SALT: u64 = 37;
 
 /// One message of a demonstration.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,8 +70,8 @@ pub fn components(clause: &Clause) -> Vec<(String, Lapse)> {
     }
     for action in clause.actions() {
         let app = tool(action.def().tool).map_or("", |t| t.app.noun());
-        if let Some((_, val)) = action.missing() {
-            out.push((format!("?{}@{app}", val.ty.noun()), Lapse::Guess));
+        if let Some((field, _)) = action.missing() {
+            out.push((format!("?{field}@{app}"), Lapse::Guess));
         }
     }
     if let Clause::Both(a, b) = clause {
@@ -80,7 +83,7 @@ pub fn components(clause: &Clause) -> Vec<(String, Lapse)> {
 
 /// How often the demonstrator lapses on a component: 0 to 0.1, or 0.6 to 0.95 on weak ones.
 pub fn rate(component: &str) -> f64 {
-    let h = stable_hash(&format!("desk habit {component}"));
+    let h = stable_hash(&format!("desk habit {SALT} {component}"));
     let u = ((h >> 16) % 1000) as f64 / 1000.0;
     if h % 100 < WEAK_PERCENT { 0.6 + 0.35 * u } else { 0.1 * u }
 }
@@ -128,9 +131,4 @@ pub fn demonstration(plan: &Plan, task: &TaskSpec, draw: &mut Draw, habit_scale:
 /// Whether a clause has a weak component.
 pub fn is_weak(clause: &Clause) -> bool {
     components(clause).iter().any(|(name, _)| rate(name) > 0.5)
-}
-
-/// Number of apps that a clause touches; longer clauses are harder for the policy.
-pub fn breadth(clause: &Clause) -> usize {
-    apps(clause).len()
 }

@@ -40,9 +40,10 @@ struct Flow {
 }
 
 impl Flow {
-    /// Where a value comes from: the latest result that holds it, or the user.
-    fn source(&self, val: Val) -> (Source, Vec<usize>) {
-        match self.known.iter().rev().find(|k| k.val == val) {
+    /// Where a value comes from: the latest result that holds it, or the user. `own` are the calls that
+    /// found the entity acted on: that a ticket's own owner equals a value is chance, not flow.
+    fn source(&self, val: Val, own: &[usize]) -> (Source, Vec<usize>) {
+        match self.known.iter().rev().find(|k| k.val == val && k.calls != own) {
             Some(k) => (Source::Chain(k.refs.clone(), k.key), k.calls.clone()),
             None => (Source::Lit(val), Vec::new()),
         }
@@ -85,7 +86,7 @@ impl Flow {
             for (i, (name, _)) in def.slots.iter().enumerate() {
                 let (source, from) = match (&entity, i, def.find) {
                     (Some((find, named, from)), 0, Some(wanted)) if *find == wanted => (named.clone(), from.clone()),
-                    _ => self.source(arg(name)?),
+                    _ => self.source(arg(name)?, entity.as_ref().map_or(&[][..], |(_, _, own)| own)),
                 };
                 slots.push(source);
                 calls.extend(from);
@@ -98,7 +99,7 @@ impl Flow {
             self.learn(find, Some(tool.name), &named, fields, &calls);
             return Some(());
         }
-        let (named, mut calls) = self.source(arg(tool.by)?);
+        let (named, mut calls) = self.source(arg(tool.by)?, &[]);
         calls.push(at);
         if let Some((_, id)) = fields.iter().find(|(name, _)| name == "id") {
             self.entities.push(Entity {

@@ -4,7 +4,7 @@ use super::grammar::{Action, Clause, REFS, Source};
 use super::values::Val;
 
 /// Ways of asking; `{v}` is the reference.
-pub const QUESTIONS: &[&str] = &["tell me {v}", "what is {v}?", "look up {v}"];
+pub const QUESTIONS: &[&str] = &["tell me {v}", "find out {v}", "look up {v}"];
 /// Ways of joining two actions.
 pub const JOINS: &[&str] = &["{a} and {b}", "{a}, then {b}"];
 /// Conditionals: `{c}` reference, `{n}` threshold; `CMP` stands for `over` or `under`.
@@ -134,5 +134,51 @@ pub fn intent(clause: &Clause) -> String {
     match clause {
         Clause::Ask(..) => format!("The user wants to know a value: {}.", say(clause, 0)),
         _ => format!("The user wants the office changed: {}.", say(clause, 0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::grammar::SINKS;
+    use super::*;
+
+    #[test]
+    fn templates_split_into_parts() {
+        assert_eq!(
+            parts("give {a} the {b|file}, now"),
+            [
+                Part::Text("give "),
+                Part::Slot("a", None),
+                Part::Text(" the "),
+                Part::Slot("b", Some("file")),
+                Part::Text(", now")
+            ]
+        );
+        assert_eq!(parts(""), []);
+        assert_eq!(parts("{x"), [Part::Slot("x", None)]);
+    }
+
+    #[test]
+    fn phrases_name_every_slot_and_no_value() {
+        for sink in SINKS {
+            for phrase in sink.phrases {
+                let mut named: Vec<&str> = parts(phrase)
+                    .iter()
+                    .filter_map(|p| if let Part::Slot(name, _) = p { Some(*name) } else { None })
+                    .collect();
+                let mut slots: Vec<&str> = sink.slots.iter().map(|(name, _)| *name).collect();
+                named.sort_unstable();
+                slots.sort_unstable();
+                assert_eq!(named, slots, "{phrase}");
+            }
+        }
+        // A value word in a phrase would be mistaken for something the user said.
+        for phrase in SINKS.iter().flat_map(|s| s.phrases).chain(REFS.iter().flat_map(|r| r.phrases)) {
+            for part in parts(phrase) {
+                if let Part::Text(text) = part {
+                    assert!(text.split_whitespace().all(|w| Val::parse(w).is_none()), "{phrase}");
+                }
+            }
+        }
     }
 }

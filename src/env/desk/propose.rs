@@ -4,7 +4,7 @@
 //! trajectory) they stay close: the same parts with new values first, then one part changed.
 
 use super::compose::{draw_chain, draw_threshold, is_fair, plain_action};
-use super::grammar::{Clause, Condition, REFS, SINKS, Source};
+use super::grammar::{Clause, Condition, REFS, SINKS, Source, app_of};
 use super::solve::execute;
 use super::splits::{is_test_world, reserved, training_clause};
 use super::values::{Ty, Val};
@@ -46,15 +46,28 @@ impl Near {
         Some(Source::Chain(refs, key))
     }
 
+    /// A sink in the app of one of the pattern's sinks.
+    fn sibling(&self, d: &mut Draw) -> Option<usize> {
+        let app = |s: usize| app_of(SINKS[s].tool);
+        let one = *d.pick(&self.sinks)?;
+        let near: Vec<usize> = (0..SINKS.len()).filter(|s| *s != one && app(*s) == app(one)).collect();
+        d.pick(&near).copied()
+    }
+
     fn clause(&self, distance: usize, d: &mut Draw) -> Option<Clause> {
         if self.sinks.is_empty() || d.chance(0.1) {
             let nested = distance > 0 && d.chance(0.5);
             let Source::Chain(refs, key) = self.chain(&Ty::ALL, nested, d)? else { return None };
             return Some(Clause::Ask(refs, key));
         }
-        // Which part to change: 0 none, 1 reference, 2 sink, 3 nest, 4 condition, 5 second action.
-        let change = if distance == 0 { 0 } else { 1 + d.below(5) };
-        let sink = if change == 2 { d.below(SINKS.len()) } else { *d.pick(&self.sinks)? };
+        // Which part to change: 0 none, 1 reference, 2 sink, 3 nest, 4 condition, 5 second action,
+        // 6 sink within the app: the same reference into the same app is where a weakness would recur.
+        let change = if distance == 0 { 0 } else { 1 + d.below(6) };
+        let sink = match change {
+            2 => d.below(SINKS.len()),
+            6 => self.sibling(d)?,
+            _ => *d.pick(&self.sinks)?,
+        };
         let mut action = plain_action(sink, d);
         let types: Vec<&'static [Ty]> = action.def().slots.iter().map(|(_, t)| *t).collect();
         let mut places: Vec<usize> = (0..types.len()).collect();

@@ -105,11 +105,11 @@ pub fn all_families() -> Vec<(Kind, String)> {
     };
     let mut out = Vec::new();
     let mut singles: Vec<Action> = Vec::new();
-    for sink in 0..SINKS.len() {
+    for (sink, def) in SINKS.iter().enumerate() {
         let base = plain(sink);
         out.push((Kind::Plain, Clause::Do(base.clone()).family()));
         singles.push(base.clone());
-        for (place, (_, types)) in SINKS[sink].slots.iter().enumerate() {
+        for (place, (_, types)) in def.slots.iter().enumerate() {
             let with = |source: Source| {
                 let mut action = base.clone();
                 action.slots[place] = source;
@@ -121,7 +121,7 @@ pub fn all_families() -> Vec<(Kind, String)> {
             for source in chains(types, 1) {
                 let action = with(source);
                 out.push((Kind::Lookup, Clause::Do(action.clone()).family()));
-                for (second, (_, types)) in SINKS[sink].slots.iter().enumerate().skip(place + 1) {
+                for (second, (_, types)) in def.slots.iter().enumerate().skip(place + 1) {
                     for source in chains(types, 1) {
                         let mut two = action.clone();
                         two.slots[second] = source;
@@ -301,7 +301,7 @@ pub fn narrow_families(seed: u64) -> Vec<Clause> {
     out
 }
 
-/// One plan over all training families.
+/// One plan over all training families; ends because most draws are fair.
 pub fn wide_plan(draw: &mut Draw, turns: Option<usize>) -> Plan {
     loop {
         let base = training_world(draw.bits());

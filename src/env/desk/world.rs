@@ -16,13 +16,16 @@ pub const MAX_ARGUMENT_BYTES: usize = 4096;
 /// Ids are a bijection of keys modulo this prime (numbers 10 to 98).
 const ID_PRIME: u64 = 89;
 
+/// A recorded effect: tool, entity, other arguments.
+type Effect = (&'static str, Option<Val>, Vec<(&'static str, Val)>);
+
 /// The state of an office.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
     seed: u64,
     overrides: BTreeMap<(App, Val, &'static str), Val>,
     removed: BTreeSet<(App, Val)>,
-    log: Vec<(&'static str, Option<Val>, Vec<(&'static str, Val)>)>,
+    log: Vec<Effect>,
 }
 
 /// What a call returned.
