@@ -12,7 +12,7 @@ use super::{Exec, ROWS, Shared};
 pub const MAX_HEAD: usize = 512;
 
 /// Head counts and widths.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
     /// Key/value heads.
     pub kv: usize,
@@ -63,6 +63,11 @@ impl RopeTable {
     /// An empty table.
     pub fn new(dim: usize, theta: f64) -> Self {
         RopeTable { dim, theta, data: Vec::new() }
+    }
+
+    /// Whether it is the table of such heads.
+    pub fn fits(&self, dim: usize, theta: f64) -> bool {
+        self.dim == dim && self.theta == theta
     }
 
     /// Makes the table cover positions `0..n`.

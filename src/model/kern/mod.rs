@@ -10,7 +10,7 @@ mod rows;
 mod score;
 mod simd;
 
-pub use attn::{AttnBuffers, AttnState, Plan, attention, attention_backward};
+pub use attn::{AttnBuffers, AttnState, KEYS, PagedRun, PagedState, Plan, attend_pages, attention, attention_backward};
 pub use gemm::{Mat, PackedBuf, gemm, gemm_outer};
 pub use heads::{Heads, MAX_HEAD, QkNorm, RopeTable, split_heads, split_heads_backward};
 pub use rows::{

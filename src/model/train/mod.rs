@@ -206,10 +206,7 @@ impl Trainer {
         check_len("parameters", self.layout.total(), base.len())?;
         let Some((layout, values)) = lora else { return Ok(()) };
         check_len("LoRA parameters", layout.total(), values.len())?;
-        if *layout != LoraLayout::new(&self.config, layout.config())? {
-            return Err(ModelError::Lora("the adapters are of another model".into()));
-        }
-        Ok(())
+        layout.check_model(&self.config)
     }
 
     /// Rows, positions, segments and targets of a checked batch: prefixes first, then rows.
