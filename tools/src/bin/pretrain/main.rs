@@ -18,7 +18,7 @@ use coevolve::agent::{Agent, ModelPolicy, PolicyAgent};
 use coevolve::config::Settings;
 use coevolve::env::Environment;
 use coevolve::env::desk::{Desk, Limits as DeskLimits};
-use coevolve::learner::{AdamW, AdamWConfig};
+use coevolve::learner::adamw::{AdamW, AdamWConfig, clip_scale, grad_norm};
 use coevolve::model::load::LoadedModel;
 use coevolve::model::save::{SaveType, save_folder};
 use coevolve::model::train::{Sequence, TrainBatch, Trainer};
@@ -199,8 +199,8 @@ impl Optimizer {
     }
 
     fn step(&mut self, params: &mut Params, gradient: &[f32], muon: f64, adam: f64) -> Result<(), Box<dyn Error>> {
-        let norm = coevolve::learner::grad_norm(gradient);
-        let scale = coevolve::learner::clip_scale(norm, 1.0);
+        let norm = grad_norm(gradient);
+        let scale = clip_scale(norm, 1.0);
         for (range, state) in &mut self.matrices {
             state.step(&mut params.data_mut()[range.clone()], &gradient[range.clone()], muon as f32)?;
         }
