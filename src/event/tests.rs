@@ -248,8 +248,12 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn key() -> impl Strategy<Value = RolloutKey> {
-    (any::<u32>(), text(), any::<u32>(), any::<u32>())
-        .prop_map(|(step, task, draw, k)| RolloutKey { step, task, draw, k })
+    (any::<u32>(), text(), any::<u32>(), any::<u32>()).prop_map(|(step, task, draw, k)| RolloutKey {
+        step,
+        task,
+        draw,
+        k,
+    })
 }
 
 fn calls() -> impl Strategy<Value = Vec<ToolCall>> {
@@ -270,14 +274,21 @@ fn any_event() -> impl Strategy<Value = Event> {
         reward(),
     )
         .prop_map(|(key, ids, sampled, logprobs, actions, reward)| {
-            let actions = actions
-                .into_iter()
-                .map(|(turn, text, calls, results)| Action { turn, text, calls, results })
-                .collect();
+            let actions =
+                actions.into_iter().map(|(turn, text, calls, results)| Action { turn, text, calls, results }).collect();
             let prompt_len = ids.len() as u32 / 2;
             let (end, env_steps, policy_version) = (EndReason::Done, 3, 1);
             let e = RolloutFinished {
-                key, policy_version, ids, prompt_len, sampled, logprobs, actions, env_steps, reward, end,
+                key,
+                policy_version,
+                ids,
+                prompt_len,
+                sampled,
+                logprobs,
+                actions,
+                env_steps,
+                reward,
+                end,
             };
             Event::from(e)
         });
@@ -295,12 +306,10 @@ fn any_event() -> impl Strategy<Value = Event> {
             .collect();
         TaskAdmitted { task, origin: Origin::Explored, weight: 0.5, draft: None, step: 0 }.into()
     });
-    let evaluated = (any::<u32>(), text(), prop::collection::vec((text(), reward()), 0..6)).prop_map(
-        |(step, split, results)| EvaluationFinished { step, policy_version: 0, split, results }.into(),
-    );
-    let signal = (key(), text()).prop_map(|(key, because)| {
-        SignalRaised { key, kind: SignalKind::Forgetting, because }.into()
-    });
+    let evaluated = (any::<u32>(), text(), prop::collection::vec((text(), reward()), 0..6))
+        .prop_map(|(step, split, results)| EvaluationFinished { step, policy_version: 0, split, results }.into());
+    let signal =
+        (key(), text()).prop_map(|(key, because)| SignalRaised { key, kind: SignalKind::Forgetting, because }.into());
     prop_oneof![rollout, admitted, evaluated, signal, (0..samples::all().len()).prop_map(|i| samples::all().remove(i))]
 }
 

@@ -68,7 +68,9 @@ pub enum Error {
     #[error("event cannot be framed: {0}")]
     Frame(#[from] frame::Error),
     /// A flush failed earlier: nothing more is acknowledged.
-    #[error("the log stopped accepting events: {reason}; everything acknowledged before is safe; free space or fix the disk, then resume")]
+    #[error(
+        "the log stopped accepting events: {reason}; everything acknowledged before is safe; free space or fix the disk, then resume"
+    )]
     Failed {
         /// The first failure.
         reason: String,

@@ -114,15 +114,14 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &dyn Fn(&dyn Fn(&
         tail.wait_beyond(at, IDLE_WAIT);
         if tail.wait_beyond(at, Duration::ZERO).1 {
             // A closed log publishes nothing more; wait for the stop without spinning.
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
 
 fn copy(reader: &Reader, store: &SledStore, journal: &JournalId, from: u64) -> Result<u64> {
-    let at = reader.frames_from(from, BATCH_RECORDS, |frame, _| {
-        store.put(frame.header.branch, frame.header.seq, frame.bytes)
-    })?;
+    let at = reader
+        .frames_from(from, BATCH_RECORDS, |frame, _| store.put(frame.header.branch, frame.header.seq, frame.bytes))?;
     store.set_position(journal, at)?;
     Ok(at)
 }

@@ -231,10 +231,7 @@ impl Index {
         }
         let last = self.last_seq(header.branch).ok_or_else(|| format!("branch {} was never created", header.branch))?;
         if header.first_seq != last + 1 {
-            return Err(format!(
-                "branch {} goes on with event {} after event {last}",
-                header.branch, header.first_seq
-            ));
+            return Err(format!("branch {} goes on with event {} after event {last}", header.branch, header.first_seq));
         }
         let record = RecordRef { segment, offset, header, ordinal: self.events };
         self.events += u64::from(header.count);

@@ -8,6 +8,7 @@ use super::journal::Journal;
 use super::lock::FolderLock;
 use super::options::Options;
 use super::record::journal_id;
+use super::repair;
 use super::tail::{Subscription, Tail};
 use super::ticket::Ticket;
 use super::writer::Writer;
@@ -49,12 +50,7 @@ impl Log {
                 _ => {}
             }
         }
-        let journal = Journal::create(
-            dir,
-            journal_id(&started.run_id),
-            options.segment_bytes,
-            options.faults.clone(),
-        )?;
+        let journal = Journal::create(dir, journal_id(&started.run_id), options.segment_bytes, options.faults.clone())?;
         let log = Log::start(dir, lock, journal, Index::default(), Vec::new(), &Options { branch: MAIN, ..options })?;
         log.append(started.into(), meta)?.wait()?;
         Ok(log)
@@ -71,7 +67,10 @@ impl Log {
             return Err(Error::Empty { dir: dir.to_path_buf() });
         }
         let lock = FolderLock::take(dir)?;
-        let (journal, index, notes) = Journal::open(dir, options.segment_bytes, options.faults.clone())?;
+        let mut notes = Vec::new();
+        repair::restore_lost_segments(dir, &mut notes)?;
+        let (journal, index, recovered) = Journal::open(dir, options.segment_bytes, options.faults.clone())?;
+        notes.extend(recovered);
         if !index.has_branch(options.branch) || options.branch == LEDGER {
             return Err(Error::NoBranch { branch: options.branch.to_string() });
         }
@@ -144,8 +143,7 @@ impl Log {
             return Err(Error::NoEvent { branch: parent, seq: at, head });
         }
         let branch = branches.keys().next_back().map_or(1, |last| last + 1);
-        let created =
-            BranchCreated { name: name.to_string(), branch, parent, at, settings: settings.to_string() };
+        let created = BranchCreated { name: name.to_string(), branch, parent, at, settings: settings.to_string() };
         self.append_to(LEDGER, created.into(), meta)?.wait()?;
         Ok(branch)
     }

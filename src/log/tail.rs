@@ -83,8 +83,7 @@ impl Tail {
     pub(crate) fn wait_beyond(&self, ordinal: u64, timeout: Duration) -> (u64, bool) {
         let state = self.lock();
         let idle = |s: &mut State| s.next <= ordinal && s.closed.is_none();
-        let (state, _) =
-            self.changed.wait_timeout_while(state, timeout, idle).unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self.changed.wait_timeout_while(state, timeout, idle).unwrap_or_else(PoisonError::into_inner);
         (state.next, state.closed.is_some())
     }
 }
