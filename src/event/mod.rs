@@ -6,6 +6,7 @@
 pub mod codec;
 pub mod digest;
 pub mod frame;
+pub mod json;
 #[cfg(test)]
 pub(crate) mod samples;
 #[cfg(test)]
