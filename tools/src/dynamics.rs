@@ -89,8 +89,7 @@ impl Dynamics {
     /// Reads the development off a state.
     pub fn of(state: &State) -> Dynamics {
         let metrics = &state.metrics;
-        let steps: BTreeSet<u32> =
-            [0].into_iter().chain(metrics.steps.keys().copied()).chain(metrics.evaluations.keys().copied()).collect();
+        let steps: BTreeSet<u32> = [0].into_iter().chain(metrics.steps.keys().copied()).chain(metrics.evaluations.keys().copied()).collect();
         let splits: BTreeSet<&String> = metrics.evaluations.values().flat_map(|of| of.keys()).collect();
         let run = state.run.as_ref();
         Dynamics {
@@ -101,20 +100,16 @@ impl Dynamics {
             finished: state.recorded.run_finished,
             splits: splits.into_iter().cloned().collect(),
             steps: steps.into_iter().map(|step| row(state, step)).collect(),
-            rounds: metrics
-                .rounds
-                .iter()
-                .map(|(round, m)| Round {
-                    round: *round,
-                    step: m.step,
-                    mode: m.mode.clone(),
-                    contexts: m.contexts.values().sum::<u32>() + m.unguided,
-                    drafts: m.drafts,
-                    admitted: m.admitted,
-                    rejected: m.rejected.clone(),
-                    seconds: state.times.rounds_us.get(round).filter(|us| **us > 0).map(|us| *us as f64 / 1e6),
-                })
-                .collect(),
+            rounds: metrics.rounds.iter().map(|(round, m)| Round {
+                round: *round,
+                step: m.step,
+                mode: m.mode.clone(),
+                contexts: m.contexts.values().sum::<u32>() + m.unguided,
+                drafts: m.drafts,
+                admitted: m.admitted,
+                rejected: m.rejected.clone(),
+                seconds: state.times.rounds_us.get(round).filter(|us| **us > 0).map(|us| *us as f64 / 1e6),
+            }).collect(),
         }
     }
 
