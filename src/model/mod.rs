@@ -5,6 +5,7 @@ pub mod decode;
 pub mod error;
 mod kern;
 pub mod lora;
+pub mod op;
 pub mod params;
 pub mod reference;
 pub mod train;
