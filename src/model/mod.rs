@@ -6,11 +6,10 @@ pub mod error;
 mod kern;
 pub mod lora;
 pub mod marked;
-pub mod params;
-pub mod tokenizer;
 pub mod op;
 pub mod params;
 pub mod reference;
+pub mod tokenizer;
 pub mod train;
 mod weights;
 
