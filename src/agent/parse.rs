@@ -273,8 +273,8 @@ fn hermes(text: &str, out: &mut Collector) {
                 if out.fits(inner.len()) {
                     match Json::parse(inner) {
                         Err(fault) => out.json_fault(&fault),
-                        // Whole and closed, yet not taken above: can't be, but is no call either.
-                        Ok(_) => out.error(CallErrorKind::MalformedJson, "the call is not one JSON object"),
+                        // A bare word or number: whole, but no call.
+                        Ok(call) => out.object(&call, &["arguments"]),
                     }
                 }
                 rest = &body[end + CLOSE.len()..];

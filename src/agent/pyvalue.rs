@@ -2,7 +2,9 @@
 //!
 //! Templates were written for Jinja2 on Python: `tojson` is `json.dumps(ensure_ascii=False)` with
 //! `", "` and `": "`, `{{ true }}` prints `True`, `{{ 1.0 }}` prints `1.0`, dictionaries keep their
-//! order. minijinja differs in each of these; this file makes up the difference.
+//! order. minijinja differs in each of these; this file makes up the difference. What stays different:
+//! `~` joins numbers and booleans in minijinja's own spelling (`true`; templates write `| string`), and
+//! dictionaries written in a template are sorted by key.
 
 use crate::event::json::Json;
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, ValueKind};

@@ -332,4 +332,4 @@ fn template_of(config: &Value) -> Option<String> {
 
 #[cfg(test)]
 #[path = "tokenizer_tests.rs"]
-mod tests;
+pub(super) mod tests;
