@@ -3,8 +3,8 @@
 pub mod config;
 pub mod decode;
 pub mod error;
-mod kern;
 pub mod gguf;
+mod kern;
 pub mod load;
 pub mod lora;
 pub mod marked;
