@@ -414,7 +414,7 @@ fn read_header(path: &Path) -> Result<(u64, Metadata), LoadError> {
 }
 
 /// Little-endian values to f32, exactly.
-fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
             for (b, x) in bytes.chunks_exact(4).zip(out) {

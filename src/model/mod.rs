@@ -2,10 +2,12 @@
 
 pub mod config;
 pub mod decode;
+pub mod embedded;
 pub mod error;
 pub mod gguf;
 mod kern;
 pub mod load;
+mod kern;
 pub mod lora;
 pub mod marked;
 pub mod op;
