@@ -131,12 +131,8 @@ pub(super) fn forward(
         return Ok((CudaStorage::wrap_cuda_slice(out, device), shape));
     }
     let (targets, mask) = constants(&device, op)?;
-    let offsets = op
-        .tokens
-        .offsets
-        .iter()
-        .map(|o| dim("tokens", *o).map(|o| o as u32))
-        .collect::<Result<Vec<u32>>>()?;
+    let offsets =
+        op.tokens.offsets.iter().map(|o| dim("tokens", *o).map(|o| o as u32)).collect::<Result<Vec<u32>>>()?;
     let offsets = device.clone_htod(&offsets)?;
     let advantages = device.clone_htod(&op.tokens.advantages)?;
     let weights = device.clone_htod(&op.tokens.weights)?;

@@ -142,12 +142,7 @@ impl Inner {
     }
 
     /// Per-token constants in the number type of the logits.
-    fn batch<'a, F>(
-        &'a self,
-        arrays: &'a Arrays<F>,
-        logp: &'a [F],
-        entropy: &'a [F],
-    ) -> TokenBatch<'a, F> {
+    fn batch<'a, F>(&'a self, arrays: &'a Arrays<F>, logp: &'a [F], entropy: &'a [F]) -> TokenBatch<'a, F> {
         TokenBatch {
             logp,
             logp_old: arrays.old.as_deref(),
