@@ -3,13 +3,17 @@
 pub mod config;
 pub mod decode;
 pub mod error;
+mod kern;
 pub mod lora;
 pub mod params;
+pub mod reference;
 pub mod train;
+mod weights;
 
 pub use config::{Family, ModelConfig};
 pub use decode::{Cache, Decoder, SeqId};
 pub use error::ModelError;
 pub use lora::{LoraConfig, LoraLayout, LoraParams, LoraTarget};
 pub use params::{Layout, Params, TensorSpec, TensorTable};
+pub use reference::Reference;
 pub use train::{Forward, Sequence, TrainBatch, TrainRow, Trainer};
