@@ -3,6 +3,7 @@
 pub mod config;
 pub mod decode;
 pub mod error;
+pub mod files;
 pub mod gguf;
 pub mod load;
 pub mod lora;
