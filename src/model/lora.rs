@@ -158,6 +158,14 @@ impl LoraLayout {
         &self.config
     }
 
+    pub(super) fn check_model(&self, model: &ModelConfig) -> Result<(), ModelError> {
+        if *self == LoraLayout::new(model, &self.config)? {
+            Ok(())
+        } else {
+            Err(ModelError::Lora("the adapters are of another model".into()))
+        }
+    }
+
     /// Number of adapter parameters.
     pub fn total(&self) -> usize {
         self.table.total()
@@ -200,6 +208,14 @@ impl LoraParams {
         let layout = Arc::new(LoraLayout::new(model, lora)?);
         check_len("LoRA parameters", layout.total(), data.len())?;
         Ok(LoraParams { layout, data })
+    }
+
+    /// Checks that the adapters belong to a model of this shape.
+    ///
+    /// # Errors
+    /// [`ModelError::Lora`].
+    pub fn check_model(&self, model: &ModelConfig) -> Result<(), ModelError> {
+        self.layout.check_model(model)
     }
 
     /// The layout, shared.

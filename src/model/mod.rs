@@ -11,11 +11,18 @@ pub mod marked;
 pub mod params;
 pub mod save;
 pub mod tokenizer;
+mod kern;
+pub mod lora;
+pub mod op;
+pub mod params;
+pub mod reference;
 pub mod train;
+mod weights;
 
 pub use config::{Family, ModelConfig};
 pub use decode::{Cache, Decoder, SeqId};
 pub use error::ModelError;
 pub use lora::{LoraConfig, LoraLayout, LoraParams, LoraTarget};
 pub use params::{Layout, Params, TensorSpec, TensorTable};
+pub use reference::Reference;
 pub use train::{Forward, Sequence, TrainBatch, TrainRow, Trainer};
