@@ -197,6 +197,14 @@ pub fn load_files(files: &ModelFiles) -> Result<LoadedModel, LoadError> {
     Ok(LoadedModel { config, params, tokenizer })
 }
 
+/// Configuration and weights of a Hugging Face folder, without its tokenizer.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_folder(folder: &Path) -> Result<(ModelConfig, Params), LoadError> {
+    load_weights(&ModelFiles::Folder(folder))
+}
+
 /// Configuration and weights alone.
 ///
 /// # Errors

@@ -8,11 +8,6 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::json;
 
-/// Configuration and weights of a folder.
-fn load_folder(folder: &Path) -> Result<(ModelConfig, Params), LoadError> {
-    load_weights(&ModelFiles::Folder(folder))
-}
-
 const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
 
 /// Weights with values that bf16 and f16 can't hold, big and tiny ones among them.
