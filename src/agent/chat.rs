@@ -47,7 +47,11 @@ impl ChatDialect {
     /// # Errors
     /// [`DialectError`] when the tokenizer names no token that ends a reply, or the template cannot go on
     /// after one.
-    pub fn new(template: ChatTemplate, tokenizer: Tokenizer, options: ChatOptions) -> Result<ChatDialect, DialectError> {
+    pub fn new(
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        options: ChatOptions,
+    ) -> Result<ChatDialect, DialectError> {
         if tokenizer.eos_ids().is_empty() {
             return Err(DialectError {
                 what: "reading the tokenizer".to_string(),
@@ -159,15 +163,13 @@ fn failed(what: &str, error: impl std::fmt::Display) -> DialectError {
 
 impl Dialect for ChatDialect {
     fn opening(&self, opening: &Opening) -> Result<Vec<u32>, DialectError> {
-        let known = |kept: &VecDeque<(Opening, Vec<u32>)>| {
-            kept.iter().find(|(o, _)| o == opening).map(|(_, ids)| ids.clone())
-        };
+        let known =
+            |kept: &VecDeque<(Opening, Vec<u32>)>| kept.iter().find(|(o, _)| o == opening).map(|(_, ids)| ids.clone());
         if let Some(ids) = known(&self.openings.lock().unwrap_or_else(PoisonError::into_inner)) {
             return Ok(ids);
         }
         let (messages, tools) = self.messages(opening);
-        let rendered =
-            self.template.render(&messages, tools, true).map_err(|e| failed("rendering the opening", e))?;
+        let rendered = self.template.render(&messages, tools, true).map_err(|e| failed("rendering the opening", e))?;
         let ids = self.tokenizer.encode_rendered(&rendered).map_err(|e| failed("encoding the opening", e))?;
         let mut kept = self.openings.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_back((opening.clone(), ids.clone()));
@@ -220,3 +222,7 @@ impl Dialect for ChatDialect {
         self.tokenizer.eos_ids().first().copied().unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+#[path = "chat_tests.rs"]
+mod tests;

@@ -54,6 +54,16 @@ impl PolicyAgent {
     pub fn new(name: &str, policy: Arc<dyn Policy>, dialect: Arc<dyn Dialect>) -> PolicyAgent {
         PolicyAgent { name: name.to_string(), policy, dialect }
     }
+
+    /// The weights.
+    pub fn policy(&self) -> &Arc<dyn Policy> {
+        &self.policy
+    }
+
+    /// The dialect.
+    pub fn dialect(&self) -> &Arc<dyn Dialect> {
+        &self.dialect
+    }
 }
 
 impl Agent for PolicyAgent {
@@ -287,10 +297,21 @@ impl Engine<'_> {
         let chunk = self.limits.prefill_chunk.max(1);
         let mut items = Vec::new();
         let mut work: Vec<(usize, &[u32])> = Vec::new();
+        // Single tokens always come along; longer items as far as the budget goes, the rest next time.
+        let budget = self.limits.forward_tokens.max(chunk);
+        let mut used = 0;
+        let mut fits = |n: usize| {
+            let fits = n == 1 || used + n <= budget;
+            used += if fits && n > 1 { n } else { 0 };
+            fits
+        };
         for (group, prompts) in &self.prompts {
             for (at, prompt) in prompts.iter().enumerate() {
                 if prompt.logits.is_none() {
                     let end = prompt.ids.len().min(prompt.cached + chunk);
+                    if !fits(end - prompt.cached) {
+                        continue;
+                    }
                     items.push((Item::Prompt(*group, at), end - prompt.cached, end == prompt.ids.len()));
                     work.push((prompt.sequence, &prompt.ids[prompt.cached..end]));
                 }
@@ -300,6 +321,9 @@ impl Engine<'_> {
             if let (true, Some(sequence)) = (slot.sampling, slot.sequence) {
                 let ids = slot.episode.ids();
                 let end = ids.len().min(slot.cached + chunk);
+                if !fits(end - slot.cached) {
+                    continue;
+                }
                 items.push((Item::Slot(*index), end - slot.cached, end == ids.len()));
                 work.push((sequence, &ids[slot.cached..end]));
             }

@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
-use super::hands::{Answer, Op, Reply};
 use super::dialect::Fault;
+use super::hands::{Answer, Op, Reply};
 use super::{AgentError, Dialect, EpisodeJob, EpisodeRecord, Limits, Line};
 use crate::env::{EnvError, Opening, StepReply, ToolDef, TurnReply};
 use crate::event::{Action, EndReason, Reward, ToolCall};

@@ -96,7 +96,8 @@ pub struct Reply {
 }
 
 /// A queue of operations to environments. A slot is one episode in flight: it has at most one
-/// operation under way, is opened by `Reset` and freed by `Close`.
+/// operation under way, is opened by `Reset` and freed by `Close`. A run that is being stopped answers
+/// [`AgentError::Stopped`]: the play ends, unfinished episodes are played again after a resume.
 pub trait Hands {
     /// Queues an operation; never blocks for the environment.
     fn submit(&mut self, slot: usize, op: Op) -> Result<(), AgentError>;

@@ -123,7 +123,8 @@ impl Script {
 }
 
 fn is_lookup(name: &str) -> bool {
-    name.split('_').any(|part| matches!(part, "get" | "find" | "list" | "read" | "search" | "lookup"))
+    name.split('_')
+        .any(|part| matches!(part, "get" | "find" | "list" | "read" | "search" | "lookup" | "next" | "latest" | "head"))
 }
 
 impl Mind for Script {

@@ -275,8 +275,8 @@ fn records_do_not_depend_on_company_order_or_timing() {
 fn pieces_of_long_prompts_do_not_change_what_is_fed() {
     let jobs = jobs(3, 3);
     let whole = play(&agent(), &toy(), &jobs, &Limits::default()).0;
-    for prefill_chunk in [1, 3, 8] {
-        let limits = Limits { prefill_chunk, ..Limits::default() };
+    for (prefill_chunk, forward_tokens) in [(1, 4096), (3, 1), (8, 9), (512, 1)] {
+        let limits = Limits { prefill_chunk, forward_tokens, ..Limits::default() };
         assert_eq!(play(&agent(), &toy(), &jobs, &limits).0, whole);
     }
 }
