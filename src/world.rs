@@ -77,6 +77,32 @@ pub fn now_ms() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }
 
+/// Measures durations. Only for [`crate::event::Meta`] and statistics.
+#[derive(Debug, Clone, Copy)]
+pub struct Stopwatch(std::time::Instant);
+
+impl Stopwatch {
+    /// Starts now.
+    pub fn start() -> Stopwatch {
+        Stopwatch(std::time::Instant::now())
+    }
+
+    /// Microseconds since the start.
+    pub fn micros(&self) -> u64 {
+        self.0.elapsed().as_micros() as u64
+    }
+}
+
+/// A random 128-bit id in hex, for naming a run. The one place where chance comes from outside: it is no fact
+/// and enters no digest of facts.
+pub fn new_run_id() -> String {
+    use std::hash::{BuildHasher, Hasher};
+    // `RandomState` is keyed from the operating system's random source.
+    let word = || std::collections::hash_map::RandomState::new().build_hasher().finish();
+    let seed = format!("{} {} {} {}", word(), word(), now_ms(), std::process::id());
+    blake3::hash(seed.as_bytes()).to_hex()[..32].to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,10 @@
 //! lives on one worker thread. The life of an episode: `reset`, then any number of `step` (tool calls)
 //! and `end_turn` (a reply without calls), then `evaluate`. Two sessions never share state.
 
+pub mod bfcl;
+pub mod desk;
+pub mod stdio;
+
 use crate::event::{Missing, Reward, TaskSpec, ToolCall};
 
 /// A tool as the agent sees it (OpenAI function schema).

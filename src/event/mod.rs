@@ -3,6 +3,14 @@
 //! The native structs *are* the newest frozen ones ([`v1`] so far): code folds them, the codec writes
 //! them. When a kind gets a version 2 the alias here moves on and the old struct gets an upcast.
 
+pub mod codec;
+pub mod digest;
+pub mod frame;
+pub mod json;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
 pub mod v1;
 
 pub use v1::*;

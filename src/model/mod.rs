@@ -2,11 +2,17 @@
 
 pub mod config;
 pub mod decode;
+pub mod embedded;
 pub mod error;
+pub mod gguf;
+pub mod load;
 mod kern;
 pub mod lora;
 pub mod op;
+pub mod marked;
 pub mod params;
+pub mod save;
+pub mod tokenizer;
 pub mod reference;
 pub mod train;
 mod weights;

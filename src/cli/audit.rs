@@ -1,0 +1,34 @@
+//! `audit`: the ancestry of a task.
+
+use super::history::History;
+use super::output::{Failure, json, line};
+use clap::Args;
+use coevolve::project::{audit, audit_tree};
+use std::path::PathBuf;
+
+/// Where a task came from, and what trained on it.
+#[derive(Args, Debug)]
+pub struct Audit {
+    /// Run folder.
+    dir: PathBuf,
+    /// Task or draft id (`coevolve tasks DIR` lists them).
+    task: String,
+    /// Branch.
+    #[arg(long, default_value = "main")]
+    branch: String,
+    /// Print one JSON line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Audit {
+    /// Runs it.
+    pub fn run(self) -> Result<(), Failure> {
+        let history = History::open(&self.dir, &self.branch)?;
+        let state = history.state(None)?;
+        let mut fetch =
+            |seq: u64| history.reader.event(history.branch, seq).map(|s| s.event).map_err(|e| e.to_string());
+        let audit = audit(&state, &self.task, &mut fetch).map_err(Failure::failed)?;
+        if self.json { json(&audit) } else { line(audit_tree::render(&audit)) }
+    }
+}

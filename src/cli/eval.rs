@@ -1,0 +1,111 @@
+//! `eval`: a run's policy, or a named agent.
+
+use super::output::{Failure, json, line, percent};
+use clap::Args;
+use coevolve::agent::{Agent, EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
+use coevolve::config::{Layer, Settings, load};
+use coevolve::run::{Run, evaluate_split, limits, open_environment, play_plan, policy};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Evaluate on a split at temperature 0.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  coevolve eval runs/desk-7 --split test-challenge\n  coevolve eval --env bfcl --split base --policy reference\n  coevolve eval --env desk --split test-normal --policy random"
+)]
+pub struct Eval {
+    /// Run folder: evaluates its latest policy on its environment.
+    dir: Option<PathBuf>,
+    /// Environment, when no run is given.
+    #[arg(long, conflicts_with = "dir")]
+    env: Option<String>,
+    /// reference | none | random | echo, or a model as in the setting policy.model.
+    #[arg(long, conflicts_with = "dir", default_value = "embedded")]
+    policy: String,
+    /// Split.
+    #[arg(long)]
+    split: String,
+    /// At most so many tasks.
+    #[arg(long, default_value_t = 200)]
+    tasks: u32,
+    /// One setting on top; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "dir")]
+    set: Vec<String>,
+    /// Print one JSON line: passed, total, score.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(serde::Serialize)]
+struct Outcome {
+    split: String,
+    passed: usize,
+    scored: usize,
+    total: usize,
+    score: f64,
+}
+
+impl Eval {
+    /// Runs it.
+    pub fn run(self) -> Result<(), Failure> {
+        let (settings, agent): (Settings, Arc<dyn Agent>) = match &self.dir {
+            Some(dir) => Run::policy_of(dir)?,
+            None => {
+                let mut layers: Vec<Layer> = self.set.iter().cloned().map(Layer::Set).collect();
+                layers.insert(0, Layer::Set(format!("env.name={}", self.env.as_deref().unwrap_or("desk"))));
+                let mut settings = load(&layers)?;
+                let agent: Arc<dyn Agent> = match self.policy.as_str() {
+                    "reference" => Arc::new(ReferenceAgent::new()),
+                    "none" | "noop" => Arc::new(NoopAgent),
+                    "random" => Arc::new(RandomAgent),
+                    "echo" => Arc::new(EchoAgent),
+                    model => {
+                        settings.policy.model = model.into();
+                        policy::open(&settings)?.agent()?
+                    }
+                };
+                (settings, agent)
+            }
+        };
+        let env = open_environment(&settings)?;
+        let tasks = env.tasks(&self.split, settings.run.seed, self.tasks as usize).map_err(Failure::usage)?;
+        let bar = ProgressBar::new(tasks.len() as u64)
+            .with_style(
+                ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} {eta} to go")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+            )
+            .with_prefix(self.split.clone());
+        let plan = play_plan(&settings, limits(&settings), Arc::new(AtomicBool::new(false)));
+        let results = evaluate_split(&env, agent.as_ref(), &self.split, &tasks, settings.run.seed, &plan, &mut |n| {
+            bar.set_position(n as u64);
+        })?;
+        bar.finish_and_clear();
+        let scores: Vec<f64> = results.iter().filter_map(|(_, r)| r.score()).collect();
+        let outcome = Outcome {
+            split: self.split,
+            passed: scores.iter().filter(|s| **s >= 1.0 - 1e-9).count(),
+            scored: scores.len(),
+            total: results.len(),
+            score: scores.iter().sum::<f64>() / results.len().max(1) as f64,
+        };
+        if self.json {
+            return json(&outcome);
+        }
+        for (task, reward) in &results {
+            if let coevolve::event::Reward::Unscored(reason) = reward {
+                line(format!("{task}: unscored: {reason}"))?;
+            }
+        }
+        let rate = outcome.passed as f64 / outcome.total.max(1) as f64;
+        line(format!(
+            "{}: passed {} of {} ({}), mean score {:.3}",
+            outcome.split,
+            outcome.passed,
+            outcome.total,
+            percent(Some(rate)),
+            outcome.score
+        ))
+    }
+}

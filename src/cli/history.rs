@@ -1,0 +1,74 @@
+//! Reading a run folder without disturbing it.
+
+use super::output::Failure;
+use coevolve::event::Event;
+use coevolve::log::{BranchId, Reader, Stamped};
+use coevolve::project::State;
+use std::path::Path;
+
+/// A run opened for reading.
+pub struct History {
+    /// The log.
+    pub reader: Reader,
+    /// The branch read.
+    pub branch: BranchId,
+}
+
+impl History {
+    /// Opens a run folder; a running run may be read too.
+    pub fn open(dir: &Path, branch: &str) -> Result<History, Failure> {
+        if !dir.is_dir() {
+            return Err(Failure::usage(format!(
+                "{} is no folder; runs lie below runs/ unless --run said otherwise",
+                dir.display()
+            )));
+        }
+        let reader = Reader::open(dir)?;
+        let branch = reader.branch(branch)?;
+        Ok(History { reader, branch })
+    }
+
+    /// All durable events.
+    pub fn events(
+        &self,
+        from: u64,
+    ) -> Result<impl Iterator<Item = Result<Stamped, coevolve::log::Error>> + use<>, Failure> {
+        Ok(self.reader.read(self.branch, from)?)
+    }
+
+    /// The state after event `at`, or after the last one.
+    pub fn state(&self, at: Option<&str>) -> Result<State, Failure> {
+        let at = at.map(|a| self.position(a)).transpose()?;
+        let mut state = State::new();
+        for stamped in self.events(1)? {
+            let stamped = stamped?;
+            if at.is_some_and(|at| stamped.seq > at) {
+                break;
+            }
+            state.apply(stamped.seq, &stamped.event, &stamped.meta);
+        }
+        if state.run.is_none() {
+            return Err(Failure::failed("the log holds no run yet"));
+        }
+        Ok(state)
+    }
+
+    /// Sequence number of an event named by number, or of the end of a step (`step:12`).
+    pub fn position(&self, at: &str) -> Result<u64, Failure> {
+        let head = self.reader.head(self.branch)?;
+        if let Some(step) = at.strip_prefix("step:") {
+            let step: u32 = step.parse().map_err(|_| Failure::usage(format!("`{at}`: write step:NUMBER")))?;
+            for stamped in self.events(1)? {
+                let stamped = stamped?;
+                if matches!(&stamped.event, Event::StepFinished(e) if e.step == step) {
+                    return Ok(stamped.seq);
+                }
+            }
+            return Err(Failure::usage(format!("step {step} is not finished in this run")));
+        }
+        match at.parse::<u64>() {
+            Ok(seq) if (1..=head).contains(&seq) => Ok(seq),
+            _ => Err(Failure::usage(format!("`{at}` names no event: write a number from 1 to {head}, or step:NUMBER"))),
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! `verify`: checksums, chain, references.
+
+use super::output::{Failure, json, line};
+use clap::Args;
+use coevolve::log::{repair, verify};
+use std::path::PathBuf;
+
+/// Check a run folder.
+#[derive(Args, Debug)]
+pub struct Verify {
+    /// Run folder.
+    dir: PathBuf,
+    /// Restore what has a second copy: journal records from sled, sled from the journal.
+    #[arg(long)]
+    repair: bool,
+    /// Print one JSON line.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Verify {
+    /// Runs it.
+    pub fn run(self) -> Result<(), Failure> {
+        if !self.dir.is_dir() {
+            return Err(Failure::usage(format!("{} is no folder", self.dir.display())));
+        }
+        if self.repair {
+            let repaired = repair(&self.dir)?;
+            if !self.json {
+                line(&repaired)?;
+            }
+        }
+        let report = verify(&self.dir)?;
+        if self.json {
+            json(&report)?
+        } else {
+            line(&report)?
+        }
+        if report.is_ok() { Ok(()) } else { Err(Failure::failed("the run is damaged; see above")) }
+    }
+}

@@ -1,0 +1,312 @@
+//! Defaults < preset < file < `--set`, with errors that name the key and the remedy.
+
+use super::{CATALOGUE, Settings};
+use std::path::{Path, PathBuf};
+
+/// A source of settings on top of the defaults.
+#[derive(Debug, Clone)]
+pub enum Layer {
+    /// A named preset.
+    Preset(String),
+    /// A TOML file.
+    File(PathBuf),
+    /// `key=value`.
+    Set(String),
+}
+
+/// A setting that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// No such preset.
+    #[error("there is no preset `{0}`; presets are {list}", list = preset_names().join(", "))]
+    UnknownPreset(String),
+    /// The file cannot be read.
+    #[error("settings file {path}: {source}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Not TOML.
+    #[error("{origin}: {message}")]
+    Syntax {
+        /// Where.
+        origin: String,
+        /// What the parser says.
+        message: String,
+    },
+    /// `--set` without `=`.
+    #[error("--set {0}: write key=value, for example --set run.steps=12")]
+    NotAnAssignment(String),
+    /// No such key.
+    #[error("{origin}: there is no setting `{key}`{hint}; `coevolve settings` lists them all")]
+    UnknownKey {
+        /// Where.
+        origin: String,
+        /// The key.
+        key: String,
+        /// A near miss.
+        hint: String,
+    },
+    /// The value does not fit.
+    #[error("{key}: {message} (expected: {unit})")]
+    BadValue {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        message: String,
+        /// What is accepted.
+        unit: &'static str,
+    },
+}
+
+const PRESETS: &[(&str, &str)] = &[
+    ("desk", include_str!("presets/desk.toml")),
+    ("desk-smoke", include_str!("presets/desk-smoke.toml")),
+    ("bfcl-smollm2", include_str!("presets/bfcl-smollm2.toml")),
+    ("paper-bfcl", include_str!("presets/paper-bfcl.toml")),
+];
+
+/// Names of the presets.
+pub fn preset_names() -> Vec<&'static str> {
+    PRESETS.iter().map(|(n, _)| *n).collect()
+}
+
+/// Applies the layers in order to the defaults and checks the result.
+pub fn load(layers: &[Layer]) -> Result<Settings, SettingsError> {
+    let mut table = toml::Table::try_from(Settings::default())
+        .map_err(|e| SettingsError::Syntax { origin: "defaults".into(), message: e.to_string() })?;
+    for layer in layers {
+        let (origin, over) = read(layer)?;
+        for (section, keys) in over {
+            let toml::Value::Table(keys) = keys else {
+                return Err(unknown(&origin, &section));
+            };
+            for (key, value) in keys {
+                let name = format!("{section}.{key}");
+                let slot = table
+                    .get_mut(&section)
+                    .and_then(|s| s.as_table_mut())
+                    .and_then(|s| s.get_mut(&key))
+                    .ok_or_else(|| unknown(&origin, &name))?;
+                *slot = fit(&name, slot, value)?;
+            }
+        }
+    }
+    let settings: Settings =
+        table.try_into().map_err(|e| SettingsError::Syntax { origin: "settings".into(), message: format!("{e}") })?;
+    check(&settings)?;
+    Ok(settings)
+}
+
+fn read(layer: &Layer) -> Result<(String, toml::Table), SettingsError> {
+    let parse = |origin: String, text: &str| match text.parse::<toml::Table>() {
+        Ok(t) => Ok((origin, t)),
+        Err(e) => Err(SettingsError::Syntax { origin, message: e.to_string() }),
+    };
+    match layer {
+        Layer::Preset(name) => {
+            let (_, text) =
+                PRESETS.iter().find(|(n, _)| n == name).ok_or_else(|| SettingsError::UnknownPreset(name.clone()))?;
+            parse(format!("preset {name}"), text)
+        }
+        Layer::File(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| SettingsError::Unreadable { path: path.clone(), source })?;
+            parse(path.display().to_string(), &text)
+        }
+        Layer::Set(pair) => {
+            let (key, value) = pair.split_once('=').ok_or_else(|| SettingsError::NotAnAssignment(pair.clone()))?;
+            let (section, leaf) =
+                key.trim().split_once('.').ok_or_else(|| unknown(&format!("--set {pair}"), key.trim()))?;
+            // Bare words are strings: nobody should have to quote `--set evolve.mode=off`.
+            let value = format!("v = {}", value.trim())
+                .parse::<toml::Table>()
+                .ok()
+                .and_then(|mut t| t.remove("v"))
+                .unwrap_or_else(|| toml::Value::String(value.trim().to_string()));
+            let inner = toml::Table::from_iter([(leaf.to_string(), value)]);
+            Ok((format!("--set {pair}"), toml::Table::from_iter([(section.to_string(), toml::Value::Table(inner))])))
+        }
+    }
+}
+
+/// Makes `value` the type of the default in `slot`: integers may stand for floats, and one word or a
+/// comma-separated list for a list of strings.
+fn fit(name: &str, slot: &toml::Value, value: toml::Value) -> Result<toml::Value, SettingsError> {
+    use toml::Value::*;
+    let bad = |message: std::string::String| SettingsError::BadValue { key: name.into(), message, unit: unit(name) };
+    match (slot, value) {
+        (Float(_), Integer(i)) => Ok(Float(i as f64)),
+        (Float(_), Float(f)) if !f.is_finite() => Err(bad(format!("{f} is not a number"))),
+        (Integer(_), Integer(i)) if i < 0 => Err(bad(format!("{i} is negative"))),
+        (Array(_), String(s)) => {
+            Ok(Array(s.split(',').map(str::trim).filter(|s| !s.is_empty()).map(|s| String(s.to_string())).collect()))
+        }
+        (String(_), v @ (Integer(_) | Float(_) | Boolean(_))) => Ok(String(v.to_string())),
+        (slot, v) if std::mem::discriminant(slot) == std::mem::discriminant(&v) => Ok(v),
+        (slot, v) => Err(bad(format!("{v} is a {}, not a {}", v.type_str(), slot.type_str()))),
+    }
+}
+
+fn unit(name: &str) -> &'static str {
+    CATALOGUE.iter().find(|k| k.name == name).map_or("see `coevolve settings`", |k| k.unit)
+}
+
+fn unknown(origin: &str, key: &str) -> SettingsError {
+    let near = CATALOGUE.iter().map(|k| (distance(k.name, key), k.name)).min();
+    let hint = match near {
+        Some((d, name)) if d <= 4 => format!("; did you mean `{name}`?"),
+        _ => String::new(),
+    };
+    SettingsError::UnknownKey { origin: origin.into(), key: key.into(), hint }
+}
+
+/// Levenshtein distance.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut left = i + 1;
+        for (j, cb) in b.iter().enumerate() {
+            let next = (row[j] + usize::from(ca != *cb)).min(row[j + 1] + 1).min(left + 1);
+            row[j] = left;
+            left = next;
+        }
+        row[b.len()] = left;
+    }
+    row[b.len()]
+}
+
+fn check(s: &Settings) -> Result<(), SettingsError> {
+    let bad = |key: &str, message: String| SettingsError::BadValue { key: key.into(), message, unit: unit(key) };
+    let words: &[(&str, &str)] = &[
+        ("learner.loss", &s.learner.loss),
+        ("learner.scale", &s.learner.scale),
+        ("learner.kl", &s.learner.kl),
+        ("learner.schedule", &s.learner.schedule),
+        ("evolve.mode", &s.evolve.mode),
+        ("evolve.initial", &s.evolve.initial),
+        ("evolve.explorer", &s.evolve.explorer),
+        ("env.name", &s.env.name),
+        ("policy.tool_docs", &s.policy.tool_docs),
+    ];
+    for (key, value) in words {
+        if !unit(key).split('|').any(|w| w.trim() == *value) {
+            return Err(bad(key, format!("`{value}` is not one of the words")));
+        }
+    }
+    let at_least_one: &[(&str, u64)] = &[
+        ("run.steps", s.run.steps.into()),
+        ("run.checkpoint_every", s.run.checkpoint_every.into()),
+        ("env.max_steps", s.env.max_steps.into()),
+        ("env.seed_tasks", s.env.seed_tasks.into()),
+        ("batch.tasks", s.batch.tasks.into()),
+        ("sampling.max_turn_tokens", s.sampling.max_turn_tokens.into()),
+        ("sampling.max_context_tokens", s.sampling.max_context_tokens.into()),
+        ("sampling.max_concurrent", s.sampling.max_concurrent.into()),
+        ("learner.updates_per_step", s.learner.updates_per_step.into()),
+        ("learner.micro_batch_tokens", s.learner.micro_batch_tokens.into()),
+        ("evolve.every", s.evolve.every.into()),
+        ("log.group_commit_events", s.log.group_commit_events.into()),
+        ("log.segment_mib", s.log.segment_mib.into()),
+    ];
+    for (key, value) in at_least_one {
+        if *value == 0 {
+            return Err(bad(key, "must be at least 1".into()));
+        }
+    }
+    if s.batch.group < 2 {
+        return Err(bad("batch.group", "a group needs at least 2 rollouts to have an advantage".into()));
+    }
+    if !(s.batch.temperature > 0.0) {
+        return Err(bad("batch.temperature", "must be above 0 in training".into()));
+    }
+    if !(s.batch.top_p > 0.0 && s.batch.top_p <= 1.0) {
+        return Err(bad("batch.top_p", "must lie in (0, 1]".into()));
+    }
+    if !(0.0..=1.0).contains(&s.batch.fresh_share) {
+        return Err(bad("batch.fresh_share", "must lie in [0, 1]".into()));
+    }
+    if s.evolve.explorer == "llm" && s.evolve.llm_model.is_empty() {
+        return Err(bad("evolve.llm_model", "the llm explorer needs a model name".into()));
+    }
+    Ok(())
+}
+
+/// The settings as a commented TOML file: what `coevolve settings` prints.
+pub fn to_toml(settings: &Settings) -> String {
+    let table = toml::Table::try_from(settings).unwrap_or_default();
+    let mut out = String::from("# Settings of coevolve. Every key with its default, unit and meaning.\n");
+    let mut section = "";
+    for key in CATALOGUE {
+        let Some((head, leaf)) = key.name.split_once('.') else { continue };
+        if head != section {
+            out.push_str(&format!("\n[{head}]\n"));
+            section = head;
+        }
+        let value = table.get(head).and_then(|s| s.get(leaf)).map(|v| v.to_string()).unwrap_or_default();
+        out.push_str(&format!("# {} Unit or values: {}.\n{leaf} = {value}\n", key.doc, key.unit));
+    }
+    out
+}
+
+/// Reads settings that a run recorded, and applies further `--set` on top.
+pub fn from_recorded(json: &str, path: &Path) -> Result<Settings, SettingsError> {
+    serde_json::from_str(json).map_err(|e| SettingsError::Syntax {
+        origin: format!("settings recorded in {}", path.display()),
+        message: e.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(pair: &str) -> Result<Settings, SettingsError> {
+        load(&[Layer::Set(pair.into())])
+    }
+
+    #[test]
+    fn set_accepts_bare_words_numbers_and_lists() {
+        assert_eq!(set("evolve.mode=off").expect("word").evolve.mode, "off");
+        assert_eq!(set("learner.beta=1").expect("integer for a float").learner.beta, 1.0);
+        assert_eq!(set("eval.splits=a, b").expect("list").eval.splits, ["a", "b"]);
+        assert_eq!(set("policy.model=7").expect("string").policy.model, "7");
+    }
+
+    #[test]
+    fn errors_name_the_key_and_the_remedy() {
+        let message = set("run.step=3").expect_err("no such key").to_string();
+        assert!(message.contains("did you mean `run.steps`"), "{message}");
+        let message = set("evolve.mode=on").expect_err("no such word").to_string();
+        assert!(message.contains("feedback | random | off"), "{message}");
+        assert!(set("run.steps=0").is_err());
+        assert!(set("run.steps=-1").is_err());
+        assert!(set("run.steps=1.5").is_err());
+        assert!(set("run.steps").is_err());
+        assert!(set("steps=1").is_err());
+        assert!(set("batch.temperature=0").is_err());
+        assert!(set("learner.beta=nan").is_err());
+        assert!(load(&[Layer::Preset("nope".into())]).is_err());
+        assert!(load(&[Layer::File("/nonexistent/x.toml".into())]).is_err());
+    }
+
+    #[test]
+    fn presets_load_and_the_printed_file_reads_back() {
+        for name in preset_names() {
+            let settings = load(&[Layer::Preset(name.into())]).unwrap_or_else(|e| panic!("preset {name}: {e}"));
+            let dir = tempfile::tempdir().expect("tempdir");
+            let path = dir.path().join("s.toml");
+            std::fs::write(&path, to_toml(&settings)).expect("write");
+            assert_eq!(load(&[Layer::File(path)]).expect("reads back"), settings);
+        }
+    }
+
+    #[test]
+    fn distance_is_levenshtein() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+    }
+}

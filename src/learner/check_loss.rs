@@ -1,0 +1,342 @@
+//! `coevolve check loss`: feeds JSON cases to the code that training runs.
+//!
+//! One case:
+//!
+//! ```json
+//! {"options": {"loss": "grpo|bnpo|dr_grpo|dapo|gspo|cispo|gpg", "epsilon_low": 0.2, "epsilon_high": 0.28, "delta": null,
+//!   "dual_clip": null, "beta": 0.001, "kl": "k1|k2|k3", "scale": "group|batch|none", "max_completion_length": 12,
+//!   "correction": null | {"kind": "tis|mis", "level": "token|sequence", "max": 2.0, "min": null},
+//!   "overlong": null | {"max": 4096, "cache": 512, "factor": 1.0}, "advantage": "grpo|rloo|gpg",
+//!   "advantage_eps": 1e-4, "dtype": "f64|f32"},
+//!  "rollouts": [{"group": 0, "reward": 1.0, "logp": [..], "logp_old": [..], "logp_ref": [..], "logp_sampler": [..],
+//!    "mask": [1, 0, 1]}],
+//!  "micro_batches": [[0, 1], [2]]}
+//! ```
+//!
+//! `logp`, `mask` and one of `reward` (`null` = unscored) and `advantage` (overrides the computed one) are
+//! required. Defaults: loss `dapo`; epsilons .2/.28 (gspo 3e-4/4e-4, cispo's upper bound 5); delta,
+//! dual_clip, correction, overlong off; beta 1e-3; kl k3; scale `group` (`none` for dr_grpo); advantage `grpo`
+//! (`gpg` for gpg); max_completion_length the longest rollout of the case; group 0; logp_old = logp
+//! (on-policy); without logp_ref no KL term; one micro-batch. A missing epsilon is the family's default.
+//! The length that `overlong` looks at is the number of completion positions.
+//!
+//! `kl` in the answer is the mean estimate per trained token; numbers that are not finite are `null`.
+
+use super::config::advantage_defaults;
+use super::loss::{
+    Correction, KlKind, LossConfig, LossError, LossKind, Overlong, Real, TokenBatch, UpdateShape, loss, token_weights,
+};
+use crate::decide::advantage::{Estimator, Member, Scale, advantages, overlong_penalty};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A malformed case, with the place of the fault.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{place}: {fault}")]
+pub struct CaseError {
+    /// JSON path, e.g. `$[2].rollouts[1].mask`.
+    pub place: String,
+    /// What is wrong there.
+    pub fault: String,
+}
+
+fn error(place: impl Into<String>, fault: impl Into<String>) -> CaseError {
+    CaseError { place: place.into(), fault: fault.into() }
+}
+
+const OPTIONS: [&str; 15] = [
+    "loss",
+    "epsilon_low",
+    "epsilon_high",
+    "delta",
+    "dual_clip",
+    "beta",
+    "kl",
+    "scale",
+    "max_completion_length",
+    "correction",
+    "overlong",
+    "advantage",
+    "advantage_eps",
+    "dtype",
+    "comment",
+];
+
+/// Answers one case or an array of cases; the result has the same form, one document per case in order.
+pub fn check_loss(document: &Value) -> Result<Value, CaseError> {
+    match document {
+        Value::Array(cases) => cases.iter().enumerate().map(|(i, case)| check_case(case, &format!("$[{i}]"))).collect(),
+        case => check_case(case, "$"),
+    }
+}
+
+struct Rollout {
+    group: String,
+    reward: Option<f64>,
+    advantage: Option<f64>,
+    logp: Vec<f64>,
+    logp_old: Option<Vec<f64>>,
+    logp_ref: Option<Vec<f64>>,
+    logp_sampler: Option<Vec<f64>>,
+    mask: Vec<bool>,
+}
+
+fn object<'a>(value: &'a Value, place: &str) -> Result<&'a Map<String, Value>, CaseError> {
+    value.as_object().ok_or_else(|| error(place, format!("must be an object, is {}", kind(value))))
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// A field that may be missing or null.
+fn field<T: DeserializeOwned>(map: &Map<String, Value>, place: &str, name: &str) -> Result<Option<T>, CaseError> {
+    match map.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => T::deserialize(value).map(Some).map_err(|e| error(format!("{place}.{name}"), e.to_string())),
+    }
+}
+
+fn numbers(map: &Map<String, Value>, place: &str, name: &str) -> Result<Option<Vec<f64>>, CaseError> {
+    let place = format!("{place}.{name}");
+    let values = match map.get(name) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(values)) => values,
+        Some(other) => return Err(error(place, format!("must be an array of numbers, is {}", kind(other)))),
+    };
+    values
+        .iter()
+        .enumerate()
+        .map(|(i, v)| {
+            v.as_f64().ok_or_else(|| error(format!("{place}[{i}]"), format!("must be a finite number, is {}", kind(v))))
+        })
+        .collect::<Result<Vec<_>, _>>()
+        .map(Some)
+}
+
+fn mask(map: &Map<String, Value>, place: &str) -> Result<Vec<bool>, CaseError> {
+    let place = format!("{place}.mask");
+    let Some(Value::Array(values)) = map.get("mask") else {
+        return Err(error(place, "is required: an array of 0 and 1, one per position"));
+    };
+    values
+        .iter()
+        .enumerate()
+        .map(|(i, v)| match (v.as_bool(), v.as_f64()) {
+            (Some(b), _) => Ok(b),
+            (_, Some(x)) if x == 0.0 || x == 1.0 => Ok(x == 1.0),
+            _ => Err(error(format!("{place}[{i}]"), format!("must be 0 or 1, is {v}"))),
+        })
+        .collect()
+}
+
+fn rollout(value: &Value, place: &str) -> Result<Rollout, CaseError> {
+    let map = object(value, place)?;
+    let logp = numbers(map, place, "logp")?.ok_or_else(|| error(format!("{place}.logp"), "is required"))?;
+    let mask = mask(map, place)?;
+    let same = |name: &str, len: usize| {
+        if len == logp.len() {
+            return Ok(());
+        }
+        Err(error(format!("{place}.{name}"), format!("has {len} values, logp has {}", logp.len())))
+    };
+    same("mask", mask.len())?;
+    let aligned = |name: &str| -> Result<Option<Vec<f64>>, CaseError> {
+        let values = numbers(map, place, name)?;
+        values.iter().try_for_each(|v| same(name, v.len()))?;
+        Ok(values)
+    };
+    let (logp_old, logp_ref, logp_sampler) = (aligned("logp_old")?, aligned("logp_ref")?, aligned("logp_sampler")?);
+    let reward = field(map, place, "reward")?;
+    let advantage: Option<f64> = field(map, place, "advantage")?;
+    if !map.contains_key("reward") && advantage.is_none() {
+        return Err(error(place, "needs `reward` (null = unscored) or `advantage`"));
+    }
+    let group = match map.get("group") {
+        None | Some(Value::Null) => "0".to_string(),
+        Some(Value::Number(n)) => n.to_string(),
+        Some(Value::String(s)) => s.clone(),
+        Some(other) => {
+            return Err(error(format!("{place}.group"), format!("must be a number or a string, is {}", kind(other))));
+        }
+    };
+    Ok(Rollout { group, reward, advantage, logp, logp_old, logp_ref, logp_sampler, mask })
+}
+
+fn check_case(case: &Value, place: &str) -> Result<Value, CaseError> {
+    let map = object(case, place)?;
+    let list = match map.get("rollouts") {
+        Some(Value::Array(list)) => list,
+        _ => return Err(error(format!("{place}.rollouts"), "is required: an array of rollouts")),
+    };
+    let rollouts: Vec<Rollout> = list
+        .iter()
+        .enumerate()
+        .map(|(i, r)| rollout(r, &format!("{place}.rollouts[{i}]")))
+        .collect::<Result<_, _>>()?;
+
+    let options_place = format!("{place}.options");
+    let nothing = Map::new();
+    let options = match map.get("options") {
+        None | Some(Value::Null) => &nothing,
+        Some(value) => object(value, &options_place)?,
+    };
+    if let Some(unknown) = options.keys().find(|k| !OPTIONS.contains(&k.as_str())) {
+        return Err(error(
+            format!("{options_place}.{unknown}"),
+            format!("is no option; known are {}", OPTIONS.join(", ")),
+        ));
+    }
+    let longest = rollouts.iter().map(|r| r.logp.len()).max().unwrap_or(1).max(1);
+    let config = loss_config(options, &options_place, u32::try_from(longest).unwrap_or(u32::MAX))?;
+    let advantages = case_advantages(options, &options_place, config.kind, &rollouts)?;
+
+    let micro_batches: Vec<Vec<usize>> = match field(map, place, "micro_batches")? {
+        Some(split) => split,
+        None => vec![(0..rollouts.len()).collect()],
+    };
+    let trained: Vec<usize> = rollouts.iter().map(|r| r.mask.iter().filter(|m| **m).count()).collect();
+    let split_place = || format!("{place}.micro_batches");
+    let weights = token_weights(&config, &UpdateShape { trained: &trained, micro_batches: &micro_batches })
+        .map_err(|e| error(split_place(), e.to_string()))?;
+    if let Some(sequence) = (0..rollouts.len()).find(|s| !micro_batches.iter().flatten().any(|x| x == s)) {
+        let fault = LossError::Split { sequence, fault: "is missing" };
+        return Err(error(split_place(), fault.to_string()));
+    }
+
+    if config.correction.is_some()
+        && let Some(i) = rollouts.iter().position(|r| r.logp_sampler.is_none())
+    {
+        let fault = LossError::Missing { option: "correction", field: "logp_sampler" };
+        return Err(error(format!("{place}.rollouts[{i}].logp_sampler"), fault.to_string()));
+    }
+    match field::<String>(options, &options_place, "dtype")?.as_deref() {
+        None | Some("f64") => answer::<f64>(&config, &rollouts, &advantages, &micro_batches, &weights),
+        Some("f32") => answer::<f32>(&config, &rollouts, &advantages, &micro_batches, &weights),
+        Some(other) => {
+            return Err(error(format!("{options_place}.dtype"), format!("must be f64 or f32, is {other}")));
+        }
+    }
+    .map_err(|e| error(options_place, e.to_string()))
+}
+
+fn loss_config(options: &Map<String, Value>, place: &str, longest: u32) -> Result<LossConfig, CaseError> {
+    let kind: LossKind = field(options, place, "loss")?.unwrap_or_default();
+    let mut config = LossConfig::new(kind);
+    if let Some(x) = field(options, place, "epsilon_low")? {
+        config.epsilon_low = x;
+    }
+    if let Some(x) = field(options, place, "epsilon_high")? {
+        config.epsilon_high = x;
+    }
+    if let Some(x) = field(options, place, "beta")? {
+        config.beta = x;
+    }
+    config.delta = field(options, place, "delta")?;
+    config.dual_clip = field(options, place, "dual_clip")?;
+    config.kl = field::<KlKind>(options, place, "kl")?.unwrap_or_default();
+    config.correction = field::<Correction>(options, place, "correction")?;
+    config.max_completion_length = field(options, place, "max_completion_length")?.unwrap_or(longest);
+    config.validate().map_err(|e| match &e {
+        LossError::Setting { field, .. } => error(format!("{place}.{field}"), e.to_string()),
+        other => error(place, other.to_string()),
+    })?;
+    Ok(config)
+}
+
+fn case_advantages(
+    options: &Map<String, Value>,
+    place: &str,
+    kind: LossKind,
+    rollouts: &[Rollout],
+) -> Result<Vec<f64>, CaseError> {
+    let overlong: Option<Overlong> = field(options, place, "overlong")?;
+    let estimator: Option<Estimator> = field(options, place, "advantage")?;
+    let scale: Option<Scale> = field(options, place, "scale")?;
+    let eps = field(options, place, "advantage_eps")?.unwrap_or(1e-4);
+    let labels: BTreeSet<&str> = rollouts.iter().map(|r| r.group.as_str()).collect();
+    let number: BTreeMap<&str, u64> = labels.into_iter().zip(0..).collect();
+    let members: Vec<Member> = rollouts
+        .iter()
+        .map(|r| {
+            let penalty = overlong.map_or(0.0, |o| overlong_penalty(r.logp.len(), o.max, o.cache, o.factor));
+            Member { group: number[r.group.as_str()], reward: r.reward.map(|x| x + penalty) }
+        })
+        .collect();
+    let computed = advantages(&members, &advantage_defaults(kind, estimator, scale, eps));
+    Ok(rollouts.iter().zip(computed).map(|(r, a)| r.advantage.unwrap_or(a)).collect())
+}
+
+/// Runs the micro-batches one after the other, as training does.
+fn answer<F: Real>(
+    config: &LossConfig,
+    rollouts: &[Rollout],
+    advantages: &[f64],
+    micro_batches: &[Vec<usize>],
+    weights: &[f64],
+) -> Result<Value, LossError> {
+    let mut total = super::loss::Summary::default();
+    let mut gradients = vec![Vec::new(); rollouts.len()];
+    for members in micro_batches {
+        let flat = |get: &dyn Fn(&Rollout) -> &[f64]| -> Vec<F> {
+            members.iter().flat_map(|i| get(&rollouts[*i]).iter().map(|x| F::of(*x))).collect()
+        };
+        let logp = flat(&|r| &r.logp);
+        let old = flat(&|r| r.logp_old.as_ref().unwrap_or(&r.logp));
+        let sampler = flat(&|r| r.logp_sampler.as_ref().unwrap_or(&r.logp));
+        let mut offsets = vec![0];
+        let mut mask = Vec::new();
+        for i in members {
+            mask.extend_from_slice(&rollouts[*i].mask);
+            offsets.push(mask.len());
+        }
+        // A reference that only some rollouts have counts for those: the others are runs of their own.
+        let reference = flat(&|r| r.logp_ref.as_ref().unwrap_or(&r.logp));
+        let mut from = 0;
+        while from < members.len() {
+            let has = |i: usize| rollouts[members[i]].logp_ref.is_some();
+            let to = (from..members.len()).find(|i| has(*i) != has(from)).unwrap_or(members.len());
+            let tokens = offsets[from]..offsets[to];
+            let local: Vec<usize> = offsets[from..=to].iter().map(|o| o - tokens.start).collect();
+            let local_advantages: Vec<F> = members[from..to].iter().map(|i| F::of(advantages[*i])).collect();
+            let local_weights: Vec<f64> = members[from..to].iter().map(|i| weights[*i]).collect();
+            let output = loss(
+                config,
+                &TokenBatch {
+                    logp: &logp[tokens.clone()],
+                    logp_old: Some(&old[tokens.clone()]),
+                    logp_ref: has(from).then_some(&reference[tokens.clone()]),
+                    logp_sampler: config.correction.is_some().then_some(&sampler[tokens.clone()]),
+                    entropy: None,
+                    mask: &mask[tokens],
+                    offsets: &local,
+                    advantages: &local_advantages,
+                    weights: &local_weights,
+                },
+            )?;
+            total.add(&output.summary);
+            for (i, bounds) in members[from..to].iter().zip(local.windows(2)) {
+                gradients[*i] = output.dlogp[bounds[0]..bounds[1]].iter().map(|g| g.get()).collect();
+            }
+            from = to;
+        }
+    }
+    Ok(json!({
+        "advantages": advantages,
+        "loss": total.loss,
+        "policy_loss": total.policy_loss,
+        "kl": total.kl(),
+        "dloss_dlogp": gradients,
+        "clip_fraction": total.clip_fraction(),
+        "trained_tokens": total.trained_tokens,
+        "skipped": total.skip().map(|reason| reason.to_string()),
+    }))
+}

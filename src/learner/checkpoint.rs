@@ -1,0 +1,188 @@
+//! Weights and optimiser state on disk.
+//!
+//! A checkpoint is a folder:
+//!
+//! | file | content |
+//! |---|---|
+//! | `weights.safetensors` | trainable tensors (all, or the LoRA adapters) under Hugging Face / PEFT names, f32 |
+//! | `optimizer.bin` | [`AdamW::to_bytes`]: moments, step count, checksum |
+//! | `manifest.json` | format version, policy version, hashes of both; written last |
+//!
+//! Written beside its place under a temporary name, every file and the folder fsynced, then renamed, then
+//! the parent folder fsynced: a checkpoint is complete or absent. Saving and loading changes no bit, so a
+//! run continued from a checkpoint equals the uninterrupted one.
+
+use super::adamw::AdamW;
+use super::error::LearnerError;
+use super::ops::lock;
+use super::step::Learner;
+use candle_core::{Device, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+
+/// Version of the folder's format.
+const FORMAT_VERSION: u32 = 1;
+const WEIGHTS: &str = "weights.safetensors";
+const OPTIMIZER: &str = "optimizer.bin";
+const MANIFEST: &str = "manifest.json";
+
+/// What a checkpoint holds.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct CheckpointInfo {
+    /// Format of the folder.
+    pub format: u32,
+    /// Policy version.
+    pub version: u32,
+    /// Updates taken by the optimiser.
+    pub optimizer_step: u64,
+    /// Updates skipped in a row before it.
+    pub skips_in_row: u32,
+    /// Trainable values.
+    pub parameters: u64,
+    /// BLAKE3 of the trainable weights, hex.
+    pub weights_hash: String,
+    /// BLAKE3 of the optimiser state, hex.
+    pub optimizer_hash: String,
+}
+
+/// BLAKE3 of the little-endian f32 bytes, hex.
+pub fn weights_hash(weights: &[f32]) -> String {
+    let mut hasher = blake3::Hasher::new();
+    let mut bytes = Vec::with_capacity(1 << 16);
+    for chunk in weights.chunks(1 << 14) {
+        bytes.clear();
+        chunk.iter().for_each(|w| bytes.extend_from_slice(&w.to_le_bytes()));
+        hasher.update(&bytes);
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+/// The manifest of a checkpoint, without loading it.
+pub fn info(folder: &Path) -> Result<CheckpointInfo, LearnerError> {
+    let path = folder.join(MANIFEST);
+    let text = fs::read_to_string(&path).map_err(|e| LearnerError::checkpoint(&path, e))?;
+    let info: CheckpointInfo = serde_json::from_str(&text)
+        .map_err(|e| LearnerError::checkpoint(&path, format!("{e}; the file is damaged, use an older checkpoint")))?;
+    if info.format != FORMAT_VERSION {
+        let fault = format!("format {}, this program reads {FORMAT_VERSION}", info.format);
+        return Err(LearnerError::checkpoint(&path, fault));
+    }
+    Ok(info)
+}
+
+impl Learner {
+    /// Writes a checkpoint to `folder`, replacing an older one there.
+    pub fn save(&self, folder: &Path) -> Result<CheckpointInfo, LearnerError> {
+        let tensors = lock(self.compute()).tensors();
+        let bytes: Vec<u8> = self.with_trainable(|w| w.iter().flat_map(|x| x.to_le_bytes()).collect())?;
+        let views = tensors
+            .iter()
+            .map(|t| {
+                let range = t.range();
+                TensorView::new(Dtype::F32, t.shape.clone(), &bytes[4 * range.start..4 * range.end])
+                    .map(|view| (t.name.as_str(), view))
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| LearnerError::checkpoint(folder, e))?;
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let weights = safetensors::serialize(views, Some(metadata)).map_err(|e| LearnerError::checkpoint(folder, e))?;
+        let info = CheckpointInfo {
+            format: FORMAT_VERSION,
+            version: self.version,
+            optimizer_step: self.optimizer.step_count(),
+            skips_in_row: self.skips_in_row,
+            parameters: self.optimizer.len() as u64,
+            weights_hash: self.weights_hash()?,
+            optimizer_hash: self.optimizer.hash(),
+        };
+        let manifest = serde_json::to_vec_pretty(&info).map_err(|e| LearnerError::checkpoint(folder, e))?;
+        replace_folder(folder, &[(WEIGHTS, &weights), (OPTIMIZER, &self.optimizer.to_bytes()), (MANIFEST, &manifest)])?;
+        Ok(info)
+    }
+
+    /// Takes over weights, optimiser state and version of a checkpoint of the same model. On any error the
+    /// learner is unchanged.
+    pub fn load(&mut self, folder: &Path) -> Result<CheckpointInfo, LearnerError> {
+        let info = info(folder)?;
+        let path = folder.join(OPTIMIZER);
+        let bytes = fs::read(&path).map_err(|e| LearnerError::checkpoint(&path, e))?;
+        let optimizer = AdamW::from_bytes(&bytes).map_err(|e| LearnerError::checkpoint(&path, e))?;
+        if optimizer.hash() != info.optimizer_hash || optimizer.len() != self.optimizer.len() {
+            let fault = format!("is not the state that {MANIFEST} names, or is of another model");
+            return Err(LearnerError::checkpoint(&path, fault));
+        }
+        let weights = self.read_weights(folder)?;
+        if weights_hash(&weights) != info.weights_hash {
+            let fault = format!("weights do not have the hash in {MANIFEST}; the checkpoint is damaged");
+            return Err(LearnerError::checkpoint(&folder.join(WEIGHTS), fault));
+        }
+        let len = weights.len();
+        self.weights.set(&Tensor::from_vec(weights, len, &Device::Cpu)?)?;
+        self.optimizer = optimizer;
+        self.version = info.version;
+        self.skips_in_row = info.skips_in_row;
+        Ok(info)
+    }
+
+    fn read_weights(&self, folder: &Path) -> Result<Vec<f32>, LearnerError> {
+        let path = folder.join(WEIGHTS);
+        let bytes = fs::read(&path).map_err(|e| LearnerError::checkpoint(&path, e))?;
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| LearnerError::checkpoint(&path, e))?;
+        let mut weights = vec![0f32; self.optimizer.len()];
+        for spec in lock(self.compute()).tensors() {
+            let tensor = file.tensor(&spec.name).map_err(|e| LearnerError::checkpoint(&path, e))?;
+            if tensor.dtype() != Dtype::F32 || tensor.shape() != spec.shape {
+                let fault = format!(
+                    "{} is {:?} {:?}, the model has F32 {:?}",
+                    spec.name,
+                    tensor.dtype(),
+                    tensor.shape(),
+                    spec.shape
+                );
+                return Err(LearnerError::checkpoint(&path, fault));
+            }
+            let values = tensor.data().chunks_exact(4).map(|c| f32::from_le_bytes(std::array::from_fn(|i| c[i])));
+            weights[spec.range()].iter_mut().zip(values).for_each(|(w, v)| *w = v);
+        }
+        Ok(weights)
+    }
+}
+
+/// Makes `folder` hold exactly these files, durably. A crash leaves it complete (old or new) or absent.
+fn replace_folder(folder: &Path, files: &[(&str, &[u8])]) -> Result<(), LearnerError> {
+    let fault = |path: &Path| {
+        let path = path.to_path_buf();
+        move |e: std::io::Error| LearnerError::checkpoint(&path, e)
+    };
+    let (Some(parent), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Err(LearnerError::checkpoint(folder, "is no folder name"));
+    };
+    let beside = |mark: &str| parent.join(format!(".{}.{mark}", name.to_string_lossy()));
+    let (fresh, stale) = (beside("new"), beside("old"));
+    fs::create_dir_all(parent).map_err(fault(parent))?;
+    for leftover in [&fresh, &stale] {
+        if leftover.exists() {
+            fs::remove_dir_all(leftover).map_err(fault(leftover))?;
+        }
+    }
+    fs::create_dir(&fresh).map_err(fault(&fresh))?;
+    for (name, bytes) in files {
+        let path = fresh.join(name);
+        let mut file = File::create(&path).map_err(fault(&path))?;
+        file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fault(&path))?;
+    }
+    let sync = |path: &Path| File::open(path).and_then(|f| f.sync_all()).map_err(fault(path));
+    sync(&fresh)?;
+    if folder.exists() {
+        fs::rename(folder, &stale).map_err(fault(folder))?;
+    }
+    fs::rename(&fresh, folder).map_err(fault(folder))?;
+    sync(parent)?;
+    if stale.exists() {
+        fs::remove_dir_all(&stale).map_err(fault(&stale))?;
+    }
+    Ok(())
+}

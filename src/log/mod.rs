@@ -1,0 +1,113 @@
+//! The event store: an append-only journal that is the only truth of a run.
+//!
+//! # A run folder
+//! ```text
+//! DIR/LOCK                 advisory lock of the one writer (names its holder)
+//! DIR/HEAD                 how far the journal is durable (followers read no further)
+//! DIR/journal/*.seg        segments of checksummed records, one record per group commit
+//! DIR/blobs/ab/abcdef..    payloads over 64 KiB, named by their BLAKE3
+//! DIR/events.sled/         the same frames in sled, filled behind the acknowledgement
+//! DIR/quarantine/          torn tails that a crash left (never acknowledged)
+//! ```
+//!
+//! # What an acknowledgement means
+//! [`Ticket::wait`] and [`EventStore::barrier`] return, and [`Subscription`] gives an event out, only after the record
+//! that holds it was written and `fdatasync` returned (and the folder was flushed when the segment was created). Such an
+//! event survives a kill at any moment, and a power loss as far as the file system and the device keep what they
+//! promise. After a failed flush nothing more is acknowledged: the kernel may have dropped the pages,
+//! so a later success would prove nothing. On reopening, whole records above the watermark are copied to a fresh,
+//! flushed segment; they may contain events whose acknowledgement the caller never saw.
+//!
+//! # Branches
+//! Sequence numbers count a branch's *history* from 1: a branch forked at event 40 of its parent has 41 as its first
+//! own event and shares 1..=40. Branch facts stand on the [`LEDGER`], which is no branch of training: creating
+//! a branch changes nothing for its parent.
+
+mod blob;
+mod error;
+mod filler;
+mod head;
+mod index;
+mod journal;
+mod lock;
+mod memory;
+mod options;
+mod reader;
+mod record;
+mod sled_store;
+mod store;
+mod tail;
+#[cfg(test)]
+mod tests;
+mod ticket;
+mod writer;
+
+pub use error::{Error, Result};
+pub use filler::SledStatus;
+pub use index::Branch;
+pub use memory::MemoryLog;
+pub use options::{Faults, Options};
+pub use reader::{Events, Reader};
+pub use store::Log;
+pub use tail::Subscription;
+pub use ticket::Ticket;
+
+use crate::event::digest::Digest;
+use crate::event::{Event, Meta};
+
+/// Number of a branch in keys and headers.
+pub type BranchId = u32;
+/// The branch every run starts with.
+pub const MAIN: BranchId = 0;
+/// Holds the folder's own events ([`crate::event::BranchCreated`]); never trained on, never forked.
+pub const LEDGER: BranchId = u32::MAX;
+
+/// A durable event.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stamped {
+    /// Position in its branch's history, from 1.
+    pub seq: u64,
+    /// Branch that holds it (an ancestor, for shared events).
+    pub branch: BranchId,
+    /// What happened.
+    pub event: Event,
+    /// Observations about it.
+    pub meta: Meta,
+    /// Chain digest after it: vouches for it and everything before.
+    pub digest: Digest,
+}
+
+/// Iterator over durable events.
+pub type EventIter = Box<dyn Iterator<Item = Result<Stamped>> + Send>;
+
+/// What the loop needs of a log; [`Log`] on disk, [`MemoryLog`] in tests.
+pub trait EventStore: Send + Sync {
+    /// Queues an event for the branch this handle writes to. Returns at once unless the bounded queue
+    /// is full or the payload needs a blob file.
+    ///
+    /// # Errors
+    /// When the event cannot be serialised or the log is closed. A failed flush is reported by the ticket.
+    fn append(&self, event: Event, meta: Meta) -> Result<Ticket>;
+
+    /// Waits until everything appended so far is durable; returns the branch's last seq.
+    ///
+    /// # Errors
+    /// [`Error::Failed`] after a failed flush, [`Error::Closed`].
+    fn barrier(&self) -> Result<u64>;
+
+    /// Branch that [`EventStore::append`] writes to.
+    fn branch(&self) -> BranchId;
+
+    /// Last durable seq of that branch; 0 when empty.
+    fn head(&self) -> u64;
+
+    /// Durable events of a branch's history (ancestors included) with seq >= `from`, up to its present head.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`].
+    fn read(&self, branch: BranchId, from: u64) -> Result<EventIter>;
+
+    /// Events (of all branches) that become durable from now on, in order. A subscriber that falls behind
+    /// reads from the store: it never blocks the writer and never holds more than a bounded number of events.
+    fn published(&self) -> Subscription;
+}

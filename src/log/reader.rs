@@ -1,0 +1,441 @@
+//! Reading a run folder: no lock, nothing written, also while another process trains in it.
+
+use super::error::{Error, Result};
+use super::index::{Branch, Index, RecordRef, Segments};
+use super::record::{self, JournalId, RECORD_HEADER};
+use super::sled_store::SledStore;
+use super::{BranchId, LEDGER, MAIN, Stamped, blob, head};
+use crate::event::digest::Digest;
+use crate::event::{Event, codec, frame};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, RwLock, RwLockReadGuard};
+
+/// Events are taken from sled in pieces of about this many bytes.
+const SLED_PIECE_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+enum Source {
+    /// The segments, as far as HEAD says they are durable.
+    Journal { files: Segments, index: RwLock<Index> },
+    /// All segments are gone: the sled copy answers.
+    Sled { store: SledStore, branches: BTreeMap<BranchId, Branch> },
+}
+
+#[derive(Debug)]
+struct Inner {
+    dir: PathBuf,
+    source: Source,
+}
+
+/// A handle to the durable events of a run folder. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Reader {
+    inner: Arc<Inner>,
+}
+
+impl Reader {
+    /// Opens a run folder for reading. Takes no lock and writes nothing, so it works on a folder that
+    /// another process trains in, on a full disk and on a read-only folder. When all segments are gone the
+    /// sled copy answers (this one case needs sled's lock and a writable folder).
+    ///
+    /// # Errors
+    /// [`Error::Empty`] when no event was ever durable here, [`Error::Corrupt`] for a record header below the
+    /// watermark that does not fit, I/O.
+    pub fn open(dir: &Path) -> Result<Reader> {
+        let files = Segments::new(dir);
+        if files.list()?.is_empty() {
+            let path = SledStore::path(dir);
+            if !path.is_dir() {
+                return Err(Error::Empty { dir: dir.to_path_buf() });
+            }
+            let store = SledStore::open(&path)?;
+            let branches = sled_branches(&store)?;
+            if store.last(MAIN)?.is_none() {
+                return Err(Error::Empty { dir: dir.to_path_buf() });
+            }
+            return Ok(Reader {
+                inner: Arc::new(Inner { dir: dir.to_path_buf(), source: Source::Sled { store, branches } }),
+            });
+        }
+        let reader = Reader::over(dir, files, Index::default());
+        reader.refresh()?;
+        if reader.events() == 0 {
+            return Err(Error::Empty { dir: dir.to_path_buf() });
+        }
+        Ok(reader)
+    }
+
+    /// Over an index that the caller keeps up to date (the writer).
+    pub(crate) fn over(dir: &Path, files: Segments, index: Index) -> Reader {
+        let source = Source::Journal { files, index: RwLock::new(index) };
+        Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source }) }
+    }
+
+    /// The run folder.
+    pub fn dir(&self) -> &Path {
+        &self.inner.dir
+    }
+
+    /// Whether the answers come from the sled copy because all segments are gone.
+    pub fn is_from_sled(&self) -> bool {
+        matches!(self.inner.source, Source::Sled { .. })
+    }
+
+    /// Looks for events that became durable since; returns the number of events of all branches.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when what follows below the watermark does not fit, I/O.
+    pub fn refresh(&self) -> Result<u64> {
+        let Source::Journal { files, index } = &self.inner.source else { return Ok(self.events()) };
+        let mark = head::read(&self.inner.dir)?;
+        let mut index = index.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(bad) = index.scan(files, mark.as_ref())?
+            // Without a watermark what does not fit is taken for a record being written.
+            && mark.is_some()
+        {
+            return Err(Error::corrupt(&files.path(bad.segment), bad.offset, bad.what));
+        }
+        Ok(index.events())
+    }
+
+    fn index(&self) -> Option<RwLockReadGuard<'_, Index>> {
+        match &self.inner.source {
+            Source::Journal { index, .. } => Some(index.read().unwrap_or_else(std::sync::PoisonError::into_inner)),
+            Source::Sled { .. } => None,
+        }
+    }
+
+    /// Changes the index (the writer, after a flush).
+    pub(crate) fn with_index<T>(&self, f: impl FnOnce(&mut Index) -> T) -> Option<T> {
+        match &self.inner.source {
+            Source::Journal { index, .. } => {
+                Some(f(&mut index.write().unwrap_or_else(std::sync::PoisonError::into_inner)))
+            }
+            Source::Sled { .. } => None,
+        }
+    }
+
+    /// Number of durable events of all branches (0 when read from sled).
+    pub fn events(&self) -> u64 {
+        self.index().map_or(0, |i| i.events())
+    }
+
+    /// Every record known, in journal order.
+    pub(crate) fn records(&self) -> Vec<RecordRef> {
+        self.index().map_or_else(Vec::new, |i| i.records().to_vec())
+    }
+
+    /// Which run the segments belong to.
+    pub(crate) fn journal_id(&self) -> Option<JournalId> {
+        self.index().and_then(|i| i.journal)
+    }
+
+    /// The frame of one event of a branch itself.
+    pub(crate) fn raw(&self, branch: BranchId, seq: u64) -> Result<Option<Vec<u8>>> {
+        let mut found = None;
+        self.visit(branch, seq, seq, |frame, _| {
+            found = Some(frame.bytes.to_vec());
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    /// Branches other than main, by id.
+    pub fn branches(&self) -> BTreeMap<BranchId, Branch> {
+        match &self.inner.source {
+            Source::Sled { branches, .. } => branches.clone(),
+            Source::Journal { .. } => self.index().map_or_else(BTreeMap::new, |i| i.branches().clone()),
+        }
+    }
+
+    /// Id of a branch by its name (`main` is 0) or its number.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`].
+    pub fn branch(&self, name: &str) -> Result<BranchId> {
+        if name == "main" {
+            return Ok(MAIN);
+        }
+        let branches = self.branches();
+        if let Some((id, _)) = branches.iter().find(|(_, b)| b.name == name) {
+            return Ok(*id);
+        }
+        match name.parse::<BranchId>() {
+            Ok(id) if id == MAIN || branches.contains_key(&id) => Ok(id),
+            _ => Err(Error::NoBranch { branch: name.to_string() }),
+        }
+    }
+
+    /// Last durable seq of a branch's history; 0 when it is empty.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`]; sled.
+    pub fn head(&self, branch: BranchId) -> Result<u64> {
+        let none = || Error::NoBranch { branch: branch.to_string() };
+        match &self.inner.source {
+            Source::Journal { .. } => self.index().and_then(|i| i.last_seq(branch)).ok_or_else(none),
+            Source::Sled { store, branches } => match store.last(branch)? {
+                Some(seq) => Ok(seq),
+                None if branch == MAIN || branch == LEDGER => Ok(0),
+                None => branches.get(&branch).map(|b| b.at).ok_or_else(none),
+            },
+        }
+    }
+
+    /// The stretches (branch, first seq, last seq) that make up a branch's history, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`]; sled.
+    pub fn history(&self, branch: BranchId) -> Result<Vec<(BranchId, u64, u64)>> {
+        let none = || Error::NoBranch { branch: branch.to_string() };
+        match &self.inner.source {
+            Source::Journal { .. } => self.index().and_then(|i| i.history(branch)).ok_or_else(none),
+            Source::Sled { branches, .. } => {
+                let mut spans = Vec::new();
+                let (mut at, mut last) = (branch, self.head(branch)?);
+                while let Some(fork) = branches.get(&at) {
+                    spans.push((at, fork.at + 1, last));
+                    last = last.min(fork.at);
+                    at = fork.parent;
+                }
+                spans.push((at, 1, last));
+                spans.reverse();
+                spans.retain(|(_, first, last)| first <= last);
+                Ok(spans)
+            }
+        }
+    }
+
+    /// Durable events of a branch's history with seq >= `from`, in order, up to its present head. Every record's
+    /// checksum and the chain of digests are checked on the way; the iterator ends after its first error.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`].
+    pub fn read(&self, branch: BranchId, from: u64) -> Result<Events> {
+        let mut spans: VecDeque<_> = self.history(branch)?.into();
+        for span in &mut spans {
+            span.1 = span.1.max(from);
+        }
+        spans.retain(|(_, first, last)| first <= last);
+        Ok(Events { reader: self.clone(), spans, ready: VecDeque::new(), digest: None, failed: false })
+    }
+
+    /// One event of a branch's history.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`], [`Error::NoEvent`], damage, I/O.
+    pub fn event(&self, branch: BranchId, seq: u64) -> Result<Stamped> {
+        let head = self.head(branch)?;
+        let span = self.history(branch)?.into_iter().find(|(_, first, last)| (*first..=*last).contains(&seq));
+        let Some((owner, ..)) = span else { return Err(Error::NoEvent { branch, seq, head }) };
+        let mut found = None;
+        self.visit(owner, seq, seq, |frame, digest| {
+            found = Some(self.stamp(&frame, digest)?);
+            Ok(())
+        })?;
+        found.ok_or(Error::NoEvent { branch, seq, head })
+    }
+
+    /// Chain digest after event `seq` of a branch's history; zero for seq 0.
+    ///
+    /// # Errors
+    /// As [`Reader::event`].
+    pub fn digest(&self, branch: BranchId, seq: u64) -> Result<Digest> {
+        if seq == 0 {
+            return Ok(Digest::ZERO);
+        }
+        let head = self.head(branch)?;
+        let span = self.history(branch)?.into_iter().find(|(_, first, last)| (*first..=*last).contains(&seq));
+        let Some((owner, ..)) = span else { return Err(Error::NoEvent { branch, seq, head }) };
+        let mut found = None;
+        self.visit(owner, seq, seq, |_, digest| {
+            found = Some(digest);
+            Ok(())
+        })?;
+        found.ok_or(Error::NoEvent { branch, seq, head })
+    }
+
+    /// Events in journal order (all branches) from an ordinal on: at most `max_records` records.
+    ///
+    /// # Errors
+    /// Damage, I/O.
+    pub fn journal_order(&self, from: u64, max_records: usize) -> Result<Vec<Stamped>> {
+        let mut out = Vec::new();
+        self.frames_from(from, max_records, |frame, digest| {
+            out.push(self.stamp(&frame, digest)?);
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// Verified frames in journal order from an ordinal on: at most `max_records` records. Returns the ordinal
+    /// after the last one.
+    pub(crate) fn frames_from(
+        &self,
+        from: u64,
+        max_records: usize,
+        mut f: impl FnMut(frame::Frame<'_>, Digest) -> Result<()>,
+    ) -> Result<u64> {
+        let mut at = from;
+        for _ in 0..max_records {
+            let record = self.index().and_then(|i| i.at_ordinal(at).copied());
+            let Some(record) = record else { break };
+            let skip = (at - record.ordinal) as usize;
+            let bytes = self.body(&record)?;
+            for (frame, digest) in self.check(&record, &bytes)?.into_iter().skip(skip) {
+                f(frame, digest)?;
+            }
+            at = record.ordinal + u64::from(record.header.count);
+        }
+        Ok(at)
+    }
+
+    fn body(&self, record: &RecordRef) -> Result<Vec<u8>> {
+        let Source::Journal { files, .. } = &self.inner.source else { return Err(Error::Closed) };
+        files.read(record.segment, record.offset + RECORD_HEADER as u64, record.header.body_len as usize)
+    }
+
+    fn check<'a>(&self, record: &RecordRef, body: &'a [u8]) -> Result<Vec<(frame::Frame<'a>, Digest)>> {
+        record::frames(&record.header, body).map_err(|what| {
+            let Source::Journal { files, .. } = &self.inner.source else { return Error::Closed };
+            Error::corrupt(&files.path(record.segment), record.offset, what)
+        })
+    }
+
+    /// Frames `first..=last` of one branch itself, as far as one record (or one sled piece) reaches.
+    fn visit(
+        &self,
+        branch: BranchId,
+        first: u64,
+        last: u64,
+        mut f: impl FnMut(frame::Frame<'_>, Digest) -> Result<()>,
+    ) -> Result<()> {
+        match &self.inner.source {
+            Source::Journal { .. } => {
+                let record = self.index().and_then(|i| i.locate(branch, first).copied());
+                let head = self.head(branch)?;
+                let record = record.ok_or(Error::NoEvent { branch, seq: first, head })?;
+                let bytes = self.body(&record)?;
+                for (frame, digest) in self.check(&record, &bytes)? {
+                    if (first..=last).contains(&frame.header.seq) {
+                        f(frame, digest)?;
+                    }
+                }
+            }
+            Source::Sled { store, .. } => {
+                let mut expected = first;
+                for (seq, bytes) in store.range(branch, first, last, SLED_PIECE_BYTES)? {
+                    let bad = |what: String| Error::Sled { path: SledStore::path(&self.inner.dir), what };
+                    let frame = frame::read(&bytes).map_err(|e| bad(format!("event {branch}:{seq}: {e}")))?;
+                    if seq != expected || frame.header.seq != seq || frame.header.branch != branch {
+                        return Err(bad(format!("event {branch}:{expected} is missing")));
+                    }
+                    expected += 1;
+                    let digest = frame.chain();
+                    f(frame, digest)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stamp(&self, frame: &frame::Frame<'_>, digest: Digest) -> Result<Stamped> {
+        let frame::Header { branch, seq, kind, version, .. } = frame.header;
+        let codec_error = |source| Error::Codec { branch, seq, source };
+        let event: Event = match frame.blob() {
+            None => codec::decode_facts(kind, version, frame.facts),
+            Some((blob_digest, len)) => {
+                let payload = blob::read(&self.inner.dir, &blob_digest, len).map_err(|what| Error::Blob {
+                    digest: blob_digest,
+                    branch,
+                    seq,
+                    path: blob::path(&self.inner.dir, &blob_digest),
+                    what,
+                })?;
+                codec::decode_facts(kind, version, &payload)
+            }
+        }
+        .map_err(codec_error)?;
+        let meta = codec::decode_meta(frame.header.meta_version, frame.meta).map_err(codec_error)?;
+        Ok(Stamped { seq, branch, event, meta, digest })
+    }
+}
+
+fn sled_branches(store: &SledStore) -> Result<BTreeMap<BranchId, Branch>> {
+    let mut out = BTreeMap::new();
+    let mut from = 1;
+    loop {
+        let piece = store.range(LEDGER, from, u64::MAX, SLED_PIECE_BYTES)?;
+        let Some((last, _)) = piece.last() else { return Ok(out) };
+        from = last + 1;
+        for (seq, bytes) in piece {
+            let bad = |what: String| Error::Sled { path: store.folder().to_path_buf(), what };
+            let frame = frame::read(&bytes).map_err(|e| bad(format!("ledger event {seq}: {e}")))?;
+            let event = codec::decode_facts(frame.header.kind, frame.header.version, frame.facts)
+                .map_err(|source| Error::Codec { branch: LEDGER, seq, source })?;
+            if let Event::BranchCreated(e) = event {
+                out.insert(e.branch, Branch { name: e.name, parent: e.parent, at: e.at, settings: e.settings });
+            }
+        }
+    }
+}
+
+/// Iterator over durable events, see [`Reader::read`].
+#[derive(Debug)]
+pub struct Events {
+    reader: Reader,
+    spans: VecDeque<(BranchId, u64, u64)>,
+    ready: VecDeque<Stamped>,
+    /// Digest of the last event given out or buffered.
+    digest: Option<Digest>,
+    failed: bool,
+}
+
+impl Events {
+    fn fill(&mut self) -> Result<()> {
+        let Some((branch, first, last)) = self.spans.front().copied() else { return Ok(()) };
+        let (mut ready, mut previous) = (std::mem::take(&mut self.ready), self.digest);
+        let mut next = first;
+        let reader = &self.reader;
+        reader.visit(branch, first, last, |frame, digest| {
+            if previous.is_some_and(|p| p != frame.header.prev) {
+                let what = format!("event {branch}:{} does not link to the event before it", frame.header.seq);
+                return Err(Error::corrupt(reader.dir(), 0, what));
+            }
+            previous = Some(digest);
+            next = frame.header.seq + 1;
+            ready.push_back(reader.stamp(&frame, digest)?);
+            Ok(())
+        })?;
+        if next == first {
+            return Err(Error::NoEvent { branch, seq: first, head: first - 1 });
+        }
+        self.ready = ready;
+        self.digest = previous;
+        match self.spans.front_mut() {
+            Some(span) if next <= last => span.1 = next,
+            _ => {
+                self.spans.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Iterator for Events {
+    type Item = Result<Stamped>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        if self.ready.is_empty()
+            && let Err(error) = self.fill()
+        {
+            self.failed = true;
+            return Some(Err(error));
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}

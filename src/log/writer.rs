@@ -1,0 +1,284 @@
+//! The writer thread: stamps, frames, group-commits, publishes.
+//!
+//! One thread takes events from a bounded queue. A group ends at `group_events`, `group_bytes`, after
+//! `group_wait_us`, or at a barrier; it becomes one record, is flushed, and only then published and
+//! acknowledged. After the first failure everything waiting and everything later is refused.
+
+use super::error::{Error, Result};
+use super::index::Branch;
+use super::journal::Journal;
+use super::options::Options;
+use super::record::RecordHeader;
+use super::tail::Tail;
+use super::ticket::{Slot, Ticket, Waiter, slot};
+use super::{BranchId, LEDGER, Reader, Stamped, blob};
+use crate::event::codec::{self, Encoded};
+use crate::event::digest::Digest;
+use crate::event::{Event, Meta, frame};
+use crossbeam::channel::{Receiver, Sender, TryRecvError, after, bounded, never, select};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+enum Command {
+    Append(Box<Pending>),
+    /// Everything before it is durable when it is answered, with the branch's head.
+    Barrier(BranchId, Slot<u64>),
+}
+
+struct Pending {
+    branch: BranchId,
+    event: Event,
+    meta: Meta,
+    encoded: Encoded,
+    flags: u16,
+    slot: Slot<Arc<Stamped>>,
+}
+
+/// Sending side of the writer thread.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    commands: Option<Sender<Command>>,
+    thread: Option<JoinHandle<()>>,
+    blob_bytes: usize,
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Command")
+    }
+}
+
+impl Writer {
+    pub(crate) fn start(journal: Journal, reader: Reader, tail: Arc<Tail>, options: &Options) -> Result<Writer> {
+        let (commands, queue) = bounded(options.queue_events.max(1));
+        let blob_bytes = options.blob_bytes.min(1 << 20);
+        let mut state = Thread {
+            journal,
+            reader,
+            tail,
+            heads: BTreeMap::new(),
+            group_events: options.group_events.max(1),
+            group_bytes: options.group_bytes.min(32 << 20),
+            group_wait: Duration::from_micros(options.group_wait_us),
+            failed: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name("log-writer".into())
+            .spawn(move || state.run(&queue))
+            .map_err(Error::io("start the writer thread of", Path::new("the log")))?;
+        Ok(Writer { commands: Some(commands), thread: Some(thread), blob_bytes })
+    }
+
+    /// Serialises in the caller's thread and queues; blocks while the queue is full, and for the flush of a
+    /// payload that needs a blob.
+    pub(crate) fn append(&self, dir: &Path, branch: BranchId, event: Event, meta: Meta) -> Result<Ticket> {
+        let mut encoded = codec::encode(&event, &meta)?;
+        let mut flags = 0;
+        if encoded.facts.len() > self.blob_bytes {
+            let digest = blob::write(dir, &encoded.facts)?;
+            encoded.facts = frame::blob_ref(digest, encoded.facts.len() as u64).to_vec();
+            flags = frame::FLAG_BLOB;
+        }
+        let (slot, waiter) = slot();
+        let pending = Pending { branch, event, meta, encoded, flags, slot };
+        self.send(Command::Append(Box::new(pending)))?;
+        Ok(Ticket(waiter))
+    }
+
+    pub(crate) fn barrier(&self, branch: BranchId) -> Result<u64> {
+        let (slot, waiter): (_, Waiter<u64>) = slot();
+        self.send(Command::Barrier(branch, slot))?;
+        waiter.wait()
+    }
+
+    fn send(&self, command: Command) -> Result<()> {
+        self.commands.as_ref().ok_or(Error::Closed)?.send(command).map_err(|_| Error::Closed)
+    }
+
+    /// Commits what is queued and ends the thread.
+    pub(crate) fn stop(&mut self) {
+        self.commands = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Thread {
+    journal: Journal,
+    reader: Reader,
+    tail: Arc<Tail>,
+    /// Last seq and chain digest of each branch written to.
+    heads: BTreeMap<BranchId, (u64, Digest)>,
+    group_events: usize,
+    group_bytes: usize,
+    group_wait: Duration,
+    failed: Option<Error>,
+}
+
+/// Closes the publication however the thread ends, so that nobody waits for a dead writer.
+struct CloseOnExit(Arc<Tail>);
+
+impl Drop for CloseOnExit {
+    fn drop(&mut self) {
+        self.0.close(Error::Closed);
+    }
+}
+
+impl Thread {
+    fn run(&mut self, queue: &Receiver<Command>) {
+        let _close = CloseOnExit(self.tail.clone());
+        while let Ok(first) = queue.recv() {
+            let (group, barriers) = self.gather(first, queue);
+            self.commit(group);
+            for (branch, slot) in barriers {
+                let head = match &self.failed {
+                    Some(error) => Err(error.clone()),
+                    None => self.reader.head(branch),
+                };
+                slot.answer(head);
+            }
+        }
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn gather(&self, first: Command, queue: &Receiver<Command>) -> (Vec<Pending>, Vec<(BranchId, Slot<u64>)>) {
+        let (mut group, mut barriers, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let deadline = if self.group_wait.is_zero() { never() } else { after(self.group_wait) };
+        let mut next = Some(first);
+        while let Some(command) = next.take() {
+            match command {
+                Command::Append(pending) => {
+                    bytes += frame::HEADER_LEN + pending.encoded.facts.len() + pending.encoded.meta.len();
+                    group.push(*pending);
+                }
+                Command::Barrier(branch, slot) => {
+                    barriers.push((branch, slot));
+                    break;
+                }
+            }
+            if group.len() >= self.group_events || bytes >= self.group_bytes {
+                break;
+            }
+            next = match queue.try_recv() {
+                Ok(command) => Some(command),
+                Err(TryRecvError::Disconnected) => None,
+                Err(TryRecvError::Empty) if self.group_wait.is_zero() => None,
+                Err(TryRecvError::Empty) => select! {
+                    recv(queue) -> command => command.ok(),
+                    recv(deadline) -> _ => None,
+                },
+            };
+        }
+        (group, barriers)
+    }
+
+    /// One record per stretch of the same branch: at most one record is ever in flight.
+    fn commit(&mut self, group: Vec<Pending>) {
+        let mut stretch: Vec<Pending> = Vec::new();
+        for pending in group {
+            if stretch.last().is_some_and(|p| p.branch != pending.branch) {
+                self.commit_stretch(std::mem::take(&mut stretch));
+            }
+            stretch.push(pending);
+        }
+        if !stretch.is_empty() {
+            self.commit_stretch(stretch);
+        }
+    }
+
+    fn commit_stretch(&mut self, stretch: Vec<Pending>) {
+        if let Some(error) = &self.failed {
+            for pending in stretch {
+                pending.slot.answer(Err(error.clone()));
+            }
+            return;
+        }
+        match self.try_commit(&stretch) {
+            Ok(stamps) => {
+                let mut answers = Vec::with_capacity(stretch.len());
+                let mut published = Vec::with_capacity(stretch.len());
+                for (pending, (seq, digest, bytes)) in stretch.into_iter().zip(stamps) {
+                    let Pending { branch, event, meta, slot, .. } = pending;
+                    let stamped = Arc::new(Stamped { seq, branch, event, meta, digest });
+                    published.push((stamped.clone(), bytes));
+                    answers.push((slot, stamped));
+                }
+                self.tail.publish(published);
+                for (slot, stamped) in answers {
+                    slot.answer(Ok(stamped));
+                }
+            }
+            Err(error) => {
+                let error = Error::Failed { reason: error.to_string() };
+                self.failed = Some(error.clone());
+                self.tail.close(error.clone());
+                for pending in stretch {
+                    pending.slot.answer(Err(error.clone()));
+                }
+            }
+        }
+    }
+
+    /// Frames, writes, flushes; (seq, chain digest, bytes) of each event.
+    fn try_commit(&mut self, stretch: &[Pending]) -> Result<Vec<(u64, Digest, usize)>> {
+        let branch = stretch.first().map_or(LEDGER, |p| p.branch);
+        let (last, prev) = match self.heads.get(&branch) {
+            Some(head) => *head,
+            None => {
+                let seq = self.reader.head(branch)?;
+                (seq, self.reader.digest(branch, seq)?)
+            }
+        };
+        let mut body = Vec::new();
+        let mut stamps = Vec::with_capacity(stretch.len());
+        let (mut seq, mut digest) = (last, prev);
+        for pending in stretch {
+            seq += 1;
+            let Encoded { kind, version, facts, meta } = &pending.encoded;
+            let header = frame::Header {
+                kind: *kind as u16,
+                version: *version,
+                flags: pending.flags,
+                branch,
+                seq,
+                prev: digest,
+                meta_version: codec::META_VERSION,
+            };
+            let start = body.len();
+            digest = frame::write(&mut body, &header, facts, meta)?;
+            stamps.push((seq, digest, pending.encoded.facts.len().max(body.len() - start)));
+        }
+        let header = RecordHeader {
+            journal: [0; 16],
+            epoch: 0,
+            number: 0,
+            branch,
+            count: stretch.len() as u32,
+            first_seq: last + 1,
+            body_len: 0,
+            body_crc: 0,
+            prev,
+        };
+        let (segment, offset, header) = self.journal.append(header, &body)?;
+        let fits = self.reader.with_index(|index| {
+            index.journal.get_or_insert(header.journal);
+            index.push(segment, offset, header)?;
+            for pending in stretch {
+                if let Event::BranchCreated(e) = &pending.event {
+                    let (name, settings) = (e.name.clone(), e.settings.clone());
+                    index.add_branch(e.branch, Branch { name, parent: e.parent, at: e.at, settings })?;
+                }
+            }
+            Ok::<(), String>(())
+        });
+        if let Some(Err(what)) = fits {
+            return Err(Error::Failed { reason: what });
+        }
+        self.heads.insert(branch, (seq, digest));
+        Ok(stamps)
+    }
+}

@@ -1,0 +1,170 @@
+use super::*;
+use crate::model::params::tests::tiny;
+use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
+use candle_core::{Shape, Tensor};
+
+/// The permutation of llama.cpp's converter, written as there: reshape (heads, 2, half, columns), swap the
+/// two middle axes, reshape back.
+fn permute(values: &[f32], heads: usize, head_dim: usize, columns: usize) -> Vec<f32> {
+    let half = head_dim / 2;
+    let mut out = Vec::with_capacity(values.len());
+    for h in 0..heads {
+        for b in 0..half {
+            for a in 0..2 {
+                let row = (h * 2 + a) * half + b;
+                out.extend_from_slice(&values[row * columns..(row + 1) * columns]);
+            }
+        }
+    }
+    out
+}
+
+fn text(s: &str) -> Value {
+    Value::String(s.into())
+}
+
+fn metadata(c: &ModelConfig) -> Vec<(String, Value)> {
+    let arch = c.family.model_type();
+    let size = |n: usize| Value::U32(n as u32);
+    let mut list: Vec<(String, Value)> = vec![
+        ("general.architecture".into(), text(arch)),
+        ("tokenizer.ggml.model".into(), text("gpt2")),
+        ("tokenizer.ggml.pre".into(), text("smollm")),
+        ("tokenizer.ggml.tokens".into(), Value::Array(["a", "b", "ab", "<|im_end|>"].map(text).to_vec())),
+        ("tokenizer.ggml.token_type".into(), Value::Array([1, 1, 1, 3].map(Value::I32).to_vec())),
+        ("tokenizer.ggml.merges".into(), Value::Array(vec![text("a b")])),
+        ("tokenizer.ggml.eos_token_id".into(), Value::U32(3)),
+        ("tokenizer.chat_template".into(), text("{{ messages }}")),
+    ];
+    let mut add = |key: &str, v: Value| list.push((format!("{arch}.{key}"), v));
+    add("embedding_length", size(c.hidden_size));
+    add("feed_forward_length", size(c.intermediate_size));
+    add("block_count", size(c.num_hidden_layers));
+    add("attention.head_count", size(c.num_attention_heads));
+    add("attention.head_count_kv", size(c.num_key_value_heads));
+    add("attention.key_length", size(c.head_dim));
+    add("attention.layer_norm_rms_epsilon", Value::F32(c.rms_norm_eps as f32));
+    add("rope.freq_base", Value::F32(c.rope_theta as f32));
+    add("context_length", size(c.max_position_embeddings));
+    list
+}
+
+fn write(path: &Path, c: &ModelConfig, params: &Params, metadata: &[(String, Value)]) {
+    let mut tensors = Vec::new();
+    for (spec, values) in params.tensors() {
+        let permuted = c.family == Family::Llama && (spec.name.contains("q_proj") || spec.name.contains("k_proj"));
+        let values = match permuted {
+            true => permute(values, spec.shape[0] / c.head_dim, c.head_dim, spec.shape[1]),
+            false => values.to_vec(),
+        };
+        let tensor = Tensor::from_vec(values, Shape::from(spec.shape.clone()), &Device::Cpu).unwrap();
+        tensors.push((gguf_name(&spec.name).unwrap(), QTensor::quantize(&tensor, GgmlDType::F32).unwrap()));
+    }
+    let metadata: Vec<_> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
+    let tensors: Vec<_> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
+    let mut file = File::create(path).unwrap();
+    gguf_file::write(&mut file, &metadata, &tensors).unwrap();
+}
+
+fn sample(family: Family) -> (ModelConfig, Params, tempfile::TempDir) {
+    let mut config = tiny(family);
+    config.eos_token_ids = vec![3];
+    let params = Params::random(&config, 4, 0.02);
+    let dir = tempfile::tempdir().unwrap();
+    write(&dir.path().join("m.gguf"), &config, &params, &metadata(&config));
+    (config, params, dir)
+}
+
+#[test]
+fn every_family_comes_back_under_hf_names() {
+    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        let (config, params, dir) = sample(family);
+        let loaded = load_gguf(&dir.path().join("m.gguf")).unwrap();
+        assert_eq!(loaded.config, config);
+        assert_eq!(loaded.params, params);
+        assert_eq!(loaded.tokenizer.encode("abab<|im_end|>").unwrap(), [2, 2, 3]);
+        assert_eq!(loaded.tokenizer.eos_ids(), [3]);
+        assert_eq!(loaded.tokenizer.chat_template(), Some("{{ messages }}"));
+    }
+}
+
+#[test]
+fn what_is_not_read_is_refused_by_name() {
+    let (config, params, dir) = sample(Family::Llama);
+    let path = dir.path().join("m.gguf");
+    let with = |key: &str, value: Value| {
+        let mut list = metadata(&config);
+        list.retain(|(k, _)| k != key);
+        list.push((key.into(), value));
+        write(&path, &config, &params, &list);
+        load_gguf(&path).unwrap_err().to_string()
+    };
+    for (key, value, expected) in [
+        ("general.architecture", text("gemma"), "gemma"),
+        ("tokenizer.ggml.model", text("llama"), "byte-level BPE"),
+        ("tokenizer.ggml.pre", text("poro-chat"), "poro-chat"),
+        ("llama.rope.scaling.type", text("yarn"), "rope.scaling.type"),
+        ("llama.block_count", Value::U32(3), "blk.2."),
+        ("llama.block_count", Value::U32(1), "blk.1."),
+        ("llama.block_count", Value::U32(1 << 30), "num_hidden_layers"),
+        ("llama.feed_forward_length", Value::U32(28), "ffn"),
+        ("llama.attention.head_count", Value::U32(0), "num_attention_heads"),
+        // candle divides by it.
+        ("general.alignment", Value::U32(0), "not a GGUF file"),
+    ] {
+        let error = with(key, value);
+        assert!(error.contains(expected), "{key}: {error}");
+    }
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    let (_, _, dir) = sample(Family::Qwen3);
+    let path = dir.path().join("m.gguf");
+    let whole = std::fs::read(&path).unwrap();
+    let short = dir.path().join("short.gguf");
+    for cut in (0..2000).step_by(7).chain([whole.len() - 1]) {
+        std::fs::write(&short, &whole[..cut]).unwrap();
+        assert!(load_gguf(&short).is_err(), "cut at {cut}");
+    }
+    std::fs::write(&short, vec![0x55; 4096]).unwrap();
+    assert!(load_gguf(&short).is_err());
+}
+
+/// The real SmolLM2, where tools/setup-smollm2.sh has put it.
+fn smollm2() -> Option<LoadedModel> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".coevolve/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !path.exists() {
+        println!("skipped: {} is absent; tools/setup-smollm2.sh fetches it", path.display());
+        return None;
+    }
+    Some(load_gguf(&path).unwrap())
+}
+
+#[test]
+fn smollm2_shape_tokenizer_and_template() {
+    let Some(model) = smollm2() else { return };
+    let c = &model.config;
+    assert_eq!((c.family, c.vocab_size, c.hidden_size, c.num_hidden_layers), (Family::Llama, 49_152, 576, 30));
+    assert_eq!((c.num_attention_heads, c.num_key_value_heads, c.head_dim), (9, 3, 64));
+    assert_eq!((c.rope_theta, c.rms_norm_eps, c.tie_word_embeddings), (1e5, 1e-5, true));
+    assert_eq!(model.params.data().len(), 134_515_008);
+    assert!(model.params.data().iter().all(|x| x.is_finite()));
+    let t = &model.tokenizer;
+    assert_eq!((t.eos_ids(), t.bos_id(), t.vocab_size()), ([2].as_slice(), Some(1), 49_152));
+    assert_eq!(t.chat_template(), Some(include_str!("../../tests/fixtures/templates/smollm2.jinja")));
+    // Against a plain BPE in Python (tools/make-template-fixtures.py).
+    let cases: serde_json::Value =
+        serde_json::from_str(include_str!("../../tests/fixtures/templates/smollm2_ids.json")).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert!(cases.len() > 10);
+    for case in cases {
+        let text = case["text"].as_str().unwrap();
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        assert_eq!(t.encode(text).unwrap(), ids, "{text:?}");
+        assert_eq!(t.decode(&ids, false).unwrap(), text);
+    }
+    // A user who writes control tokens gets letters.
+    let rude = t.encode_untrusted("<|im_end|>\n<|im_start|>system").unwrap();
+    assert!(rude.iter().all(|id| !t.is_control(*id)));
+}

@@ -1,0 +1,264 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::decide::contexts::select_contexts;
+use crate::project::{DraftState, State, as_of};
+
+/// Events with sequence numbers from 1.
+pub fn logged(events: &[Event]) -> Vec<(u64, Event, Meta)> {
+    events.iter().enumerate().map(|(i, e)| (i as u64 + 1, e.clone(), Meta::default())).collect()
+}
+
+pub fn fold(events: &[Event]) -> State {
+    as_of(logged(events), u64::MAX)
+}
+
+/// The events up to and including the first of this kind and step.
+fn until(kind: Kind, nth: usize) -> Vec<Event> {
+    let events = small_run();
+    let at = events.iter().enumerate().filter(|(_, e)| e.kind() == kind).nth(nth).unwrap().0;
+    events[..=at].to_vec()
+}
+
+#[test]
+fn the_small_run_is_consistent() {
+    let state = fold(&small_run());
+    assert_eq!(state.anomalies, Vec::<String>::new());
+    assert!(state.recorded.run_finished && state.recorded.steps.is_empty() && state.recorded.round.is_none());
+    assert_eq!((state.recorded.finished_step, state.recorded.finished_round), (3, Some(1)));
+    assert_eq!((state.signals_config.window, state.signals_config.n_min, state.signals_config.theta), (4, 3, 60.0));
+}
+
+#[test]
+fn training_set_and_attempts() {
+    let state = fold(&small_run());
+    let rows: Vec<_> = state
+        .task_rows()
+        .into_iter()
+        .map(|r| (r.id, r.origin, r.admitted_at, r.attempts, r.success_rate, r.forgotten, r.learnt_at))
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            // a: group means 0.5, 0, 1; window of 4: 0, 0, 1, 1.
+            ("a".to_owned(), Origin::Seed, 0, 6, Some(0.5), 1, Some(1)),
+            // b: means 0 (one unscored), 1; window 0, 1, 1.
+            ("b".to_owned(), Origin::Seed, 0, 4, Some(2.0 / 3.0), 0, Some(2)),
+            ("n".to_owned(), Origin::Synthesised, 2, 2, Some(0.5), 0, Some(3)),
+        ]
+    );
+    assert_eq!(state.history.tasks["a"].forgotten_at, [2]);
+    assert_eq!(state.history.tasks["a"].relearnt_at, [3]);
+    assert_eq!(state.history.tasks["b"].unscored, 1);
+    assert_eq!(state.tasks.by_origin(), BTreeMap::from([(Origin::Seed, 2), (Origin::Synthesised, 1)]));
+    let planned: Vec<u64> = state.tasks.tasks.values().map(|t| t.planned).collect();
+    assert_eq!(planned, [3, 2, 1]);
+    // After two batches of both tasks the epoch was 2: the newcomer starts there.
+    assert_eq!(state.tasks.tasks["n"].base_epoch, 2);
+}
+
+#[test]
+fn figures_per_step() {
+    let state = fold(&small_run());
+    let one = &state.metrics.steps[&1];
+    assert_eq!((one.policy_version, one.groups, one.rollouts, one.scored), (0, 2, 4, 3));
+    assert_eq!(one.mean_reward, Some(1.0 / 3.0));
+    assert_eq!((one.pass_rate, one.solve_rate, one.mixed_groups), (Some(1.0 / 3.0), Some(1.0 / 3.0), 1));
+    assert_eq!((one.updates, one.skipped, one.loss, one.kl), (2, 0, Some(0.5), Some(0.5)));
+    assert_eq!((one.env_steps, one.sampled_tokens, one.trained_tokens), (7, 8, 20));
+    assert_eq!(one.ends, BTreeMap::from([(EndReason::Done, 3), (EndReason::EnvironmentFailure, 1)]));
+    assert_eq!(one.signals, BTreeMap::from([(SignalKind::Boundary, 2)]));
+    assert_eq!(one.tasks, BTreeMap::from([(Origin::Seed, 2)]));
+    let two = &state.metrics.steps[&2];
+    assert_eq!((two.updates, two.skipped, two.loss, two.mean_reward), (0, 1, None, Some(0.5)));
+    assert_eq!(two.signals, BTreeMap::from([(SignalKind::Forgetting, 2), (SignalKind::Rare, 1)]));
+    assert_eq!(two.tasks, BTreeMap::from([(Origin::Seed, 2), (Origin::Synthesised, 1)]));
+    let test = &state.metrics.evaluations[&0]["test-normal"];
+    assert_eq!((test.total, test.scored, test.passed), (4, 3, 1));
+    assert_eq!((test.success, test.mean_score), (Some(0.25), Some(0.5)));
+    let round = &state.metrics.rounds[&1];
+    assert_eq!((round.step, round.mode.as_str(), round.finished), (2, "feedback", true));
+    assert_eq!((round.exploration_steps, round.drafts, round.admitted), (3, 2, 1));
+    assert_eq!(round.rejected, BTreeMap::from([("executes".to_owned(), 1)]));
+    assert_eq!(round.contexts, BTreeMap::from([(SignalKind::Forgetting, 1)]));
+}
+
+#[test]
+fn drafts_lineage_and_versions() {
+    let state = fold(&small_run());
+    assert_eq!(state.drafts.by_state(), BTreeMap::from([(DraftState::Rejected, 1), (DraftState::Admitted, 1)]));
+    assert_eq!(state.drafts.rejected_by_reason(), BTreeMap::from([("executes".to_owned(), 1)]));
+    assert_eq!(state.drafts.held(), Vec::<&str>::new());
+    let context = &state.lineage.contexts["c1.0"];
+    assert!(context.reflected);
+    assert_eq!(context.explored.len(), 3);
+    assert_eq!(context.drafts.iter().collect::<Vec<_>>(), ["d1.0.0", "d1.0.1"]);
+    let trained = |task: &str| -> Vec<(u32, u32, u32)> {
+        state.lineage.trained.get(task).map_or(vec![], |t| t.iter().map(|t| (t.step, t.update, t.rollouts)).collect())
+    };
+    assert_eq!(trained("a"), [(1, 0, 2), (1, 1, 2)]);
+    assert_eq!(trained("b"), []);
+    assert_eq!(trained("n"), [(3, 0, 2)]);
+    let (version, current) = state.ledger.current().unwrap();
+    assert_eq!((version, current.step, current.weights_hash.as_str()), (3, 3, "w3"));
+    // An accepted draft without its admission is held.
+    let held = fold(&until(Kind::DraftValidated, 0));
+    assert_eq!(held.drafts.held(), ["d1.0.0"]);
+}
+
+#[test]
+fn a_step_in_progress_tells_what_is_missing() {
+    // Two rollouts of step 1 are there.
+    let mut state = fold(&until(Kind::RolloutFinished, 1));
+    let step = &state.recorded.steps[&1];
+    assert!(!step.closed);
+    assert_eq!(step.missing_rollouts(), [key(1, "b", 0), key(1, "a", 1)]);
+    assert_eq!(step.rollouts.keys().cloned().collect::<Vec<_>>(), [key(1, "a", 0), key(1, "b", 1)]);
+    assert!(state.history.tasks.is_empty(), "rollouts are folded when the step is closed");
+    // All four: the signals are due before anything is closed.
+    state = fold(&until(Kind::RolloutFinished, 3));
+    let due: Vec<_> = state.due_signals(1).into_iter().map(|r| (r.key, r.kind)).collect();
+    assert_eq!(due, [(key(1, "a", 0), SignalKind::Boundary), (key(1, "a", 1), SignalKind::Boundary)]);
+    // One of the two is logged: the other is due, and the rollouts are folded.
+    state = fold(&until(Kind::SignalRaised, 0));
+    assert!(state.recorded.steps[&1].closed);
+    let due: Vec<_> = state.due_signals(1).into_iter().map(|r| r.key).collect();
+    assert_eq!(due, [key(1, "a", 1)]);
+    assert_eq!(state.signals.counted, 3);
+    state = fold(&until(Kind::GradientStepTaken, 0));
+    assert_eq!(state.recorded.steps[&1].updates.keys().collect::<Vec<_>>(), [&0]);
+    assert_eq!(state.due_signals(1), []);
+    // Finished: gone.
+    state = fold(&until(Kind::StepFinished, 0));
+    assert!(state.recorded.steps.is_empty());
+}
+
+#[test]
+fn a_round_in_progress_keeps_its_events() {
+    let state = fold(&until(Kind::DraftRejected, 0));
+    let round = state.recorded.round.as_ref().unwrap();
+    assert_eq!((round.started.round, round.reflections.len(), round.exploration_of("c1.0").count()), (1, 1, 3));
+    assert_eq!(round.drafts.keys().collect::<Vec<_>>(), ["d1.0.0", "d1.0.1"]);
+    assert_eq!((round.validated.len(), round.rejected.len(), round.admitted.len()), (2, 1, 0));
+    let state = fold(&until(Kind::TaskAdmitted, 2));
+    assert!(state.recorded.round.unwrap().admitted.contains("d1.0.0"));
+    // The step that the round belongs to is still in progress.
+    assert_eq!(state.recorded.steps.keys().collect::<Vec<_>>(), [&2]);
+}
+
+#[test]
+fn marks_of_the_steps_since_the_last_round_become_contexts() {
+    let state = fold(&until(Kind::StepSkipped, 0));
+    let contexts: Vec<_> = select_contexts(&state.marked(), 1, 32)
+        .into_iter()
+        .map(|c| (c.task.unwrap(), c.kind.unwrap(), c.rollouts.iter().map(|r| (r.step, r.k)).collect::<Vec<_>>()))
+        .collect();
+    assert_eq!(
+        contexts,
+        [
+            ("a".to_owned(), SignalKind::Forgetting, vec![(2, 0), (2, 1)]),
+            // N and c include the rollout itself: `(none)` has 1 of 5, 20 % < 60 %.
+            ("a".to_owned(), SignalKind::Rare, vec![(2, 1)]),
+            ("a".to_owned(), SignalKind::Boundary, vec![(1, 1), (1, 0)]),
+        ]
+    );
+    assert_eq!(fold(&until(Kind::EvolutionStarted, 0)).marked(), []);
+}
+
+#[test]
+fn as_of_is_the_fold_of_the_prefix() {
+    let events = small_run();
+    for seq in 0..=events.len() as u64 {
+        assert_eq!(as_of(logged(&events), seq), fold(&events[..seq as usize]), "at {seq}");
+    }
+}
+
+#[test]
+fn repeated_facts_and_late_rollouts_are_anomalies_without_effect() {
+    let events = small_run();
+    let expected = fold(&events).digest();
+    for (i, event) in events.iter().enumerate() {
+        let mut twice = events.clone();
+        twice.insert(i + 1, event.clone());
+        let state = fold(&twice);
+        assert_eq!(state.digest(), expected, "{} twice", event.kind().name());
+        let harmless = [Kind::PolicyPublished, Kind::EvolutionFinished, Kind::RunFinished].contains(&event.kind());
+        assert_eq!(state.anomaly_count, u64::from(!harmless), "{}", event.kind().name());
+    }
+    let mut late = until(Kind::GradientStepTaken, 0);
+    let before = fold(&late).digest();
+    late.push(rollout(key(1, "a", 9), Some(1.0), &[]));
+    let state = fold(&late);
+    assert_eq!((state.digest(), state.anomaly_count), (before, 1));
+}
+
+#[test]
+fn a_signal_that_does_not_follow_is_an_anomaly() {
+    let mut events = until(Kind::SignalRaised, 1);
+    events.push(signal(key(1, "b", 0), SignalKind::Boundary, "{}"));
+    assert_eq!(fold(&events).anomaly_count, 1);
+}
+
+#[test]
+fn an_event_that_is_in_already_changes_nothing() {
+    let all = logged(&small_run());
+    let mut state = as_of(&all, 20);
+    let before = state.clone();
+    for event in &all[..20] {
+        state.apply_logged(event);
+    }
+    assert_eq!(state, before);
+}
+
+#[test]
+fn times_are_summed_and_are_no_facts() {
+    let mut all = logged(&small_run());
+    for (seq, _, meta) in &mut all {
+        *meta = Meta { time_ms: 1000 + *seq, duration_us: 5, llm_prompt_tokens: 2, llm_completion_tokens: 1 };
+    }
+    let state = as_of(&all, u64::MAX);
+    let rollouts = &state.times.kinds[&Kind::RolloutFinished];
+    assert_eq!((rollouts.events, rollouts.duration_us, rollouts.llm_prompt_tokens), (12, 60, 24));
+    assert_eq!((state.times.first_ms, state.times.last_ms), (1001, 1000 + all.len() as u64));
+    assert_eq!((state.times.rounds_us[&1], state.times.steps_us.len()), (5, 3));
+    assert_eq!(state.digest(), fold(&small_run()).digest());
+}
+
+#[test]
+fn settings_that_cannot_be_read_are_an_anomaly() {
+    let mut event = started("r");
+    if let Event::RunStarted(e) = &mut event {
+        e.settings = r#"{"signals":{"window":0}}"#.into();
+    }
+    let state = fold(&[event]);
+    assert_eq!((state.anomaly_count, state.signals_config.window), (1, 16));
+    let mut state = State::new();
+    assert!(state.change_settings("{").is_err());
+    assert_eq!(state.change_settings(r#"{"signals.window":3}"#), Ok(()));
+    assert_eq!(state.signals_config.window, 3);
+}
+
+/// What enters the digest: every one of these single changes must change it.
+#[test]
+fn the_digest_sees_every_fact() {
+    let events = small_run();
+    let expected = fold(&events).digest();
+    let mut seen = std::collections::BTreeSet::from([expected.clone()]);
+    for i in 0..events.len() {
+        let kind = events[i].kind();
+        let mut without = events.clone();
+        without.remove(i);
+        let digest = fold(&without).digest();
+        assert_ne!(digest, expected, "without event {i}, {}", kind.name());
+        seen.insert(digest);
+    }
+    // Events that say the same from different places may coincide; most must not.
+    assert!(seen.len() > events.len() - 8, "{} digests of {} runs", seen.len(), events.len());
+    let mut other = events.clone();
+    other[0] = started("r2");
+    assert_eq!(fold(&other).digest(), expected, "the random run id is no fact");
+    if let Event::RunStarted(e) = &mut other[0] {
+        e.seed = 8;
+    }
+    assert_ne!(fold(&other).digest(), expected);
+}

@@ -1,0 +1,67 @@
+//! What work took, from [`Meta`]: not facts, never part of a digest.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::event::{Event, Kind, Meta};
+
+/// Work of one kind of event.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct KindTime {
+    /// Events.
+    pub events: u64,
+    /// Sum of their durations, microseconds. Work that ran in parallel counts in full.
+    pub duration_us: u64,
+    /// Tokens sent to external LLMs.
+    pub llm_prompt_tokens: u64,
+    /// Tokens received from external LLMs.
+    pub llm_completion_tokens: u64,
+}
+
+/// Durations and cost.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct StageTimes {
+    /// By event kind.
+    pub kinds: BTreeMap<Kind, KindTime>,
+    /// Per evolution round its duration, microseconds, as its last event says.
+    pub rounds_us: BTreeMap<u32, u64>,
+    /// Per training step its duration, microseconds, as `StepFinished` says.
+    pub steps_us: BTreeMap<u32, u64>,
+    /// Wall clock of the first event, ms since the Unix epoch; 0 = not known.
+    pub first_ms: u64,
+    /// Wall clock of the latest event, ms since the Unix epoch.
+    pub last_ms: u64,
+    /// How often a later process took the run up again.
+    pub resumes: u64,
+    /// Failures that were survived.
+    pub failures: u64,
+}
+
+impl StageTimes {
+    /// Takes an event's meta.
+    pub fn apply(&mut self, event: &Event, meta: &Meta) {
+        let kind = self.kinds.entry(event.kind()).or_default();
+        kind.events += 1;
+        kind.duration_us = kind.duration_us.saturating_add(meta.duration_us);
+        kind.llm_prompt_tokens = kind.llm_prompt_tokens.saturating_add(meta.llm_prompt_tokens);
+        kind.llm_completion_tokens = kind.llm_completion_tokens.saturating_add(meta.llm_completion_tokens);
+        if meta.time_ms > 0 {
+            if self.first_ms == 0 {
+                self.first_ms = meta.time_ms;
+            }
+            self.last_ms = self.last_ms.max(meta.time_ms);
+        }
+        match event {
+            Event::EvolutionFinished(e) => {
+                self.rounds_us.insert(e.round, meta.duration_us);
+            }
+            Event::StepFinished(e) => {
+                self.steps_us.insert(e.step, meta.duration_us);
+            }
+            Event::RunResumed(_) => self.resumes += 1,
+            Event::FailureNoted(_) => self.failures += 1,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The log as the loop sees it: record facts once, fold only what is durable.
+
+use super::RunError;
+use super::policy::{Trainee, Update};
+use crate::config;
+use crate::event::digest::{Digest, FactKey, FactsDigest, fact_key};
+use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
+use crate::log::{Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription};
+use crate::project::State;
+use crate::world::{Stopwatch, now_ms};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+/// A log opened for writing, with the state that its durable events fold to.
+pub(super) struct Ledger {
+    log: Log,
+    inbox: Subscription,
+    state: State,
+    facts: FactsDigest,
+    /// Facts of the unfinished step, recorded or on their way: key -> hash. Only looked up by key, so the
+    /// order of a `HashMap` does not matter.
+    open: HashMap<FactKey, Digest>,
+}
+
+impl Ledger {
+    /// Starts a log.
+    pub(super) fn create(dir: &Path, started: RunStarted, settings: &config::Log) -> Result<Ledger, RunError> {
+        let log = Log::create(dir, started, meta(0), options(settings))?;
+        Ledger::over(log)
+    }
+
+    /// Opens a log and folds what it holds.
+    pub(super) fn open(dir: &Path) -> Result<Ledger, RunError> {
+        match Log::open(dir, Options::default()) {
+            Ok(log) => Ledger::over(log),
+            Err(LogError::Empty { dir }) => Err(RunError::NothingToResume { dir }),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    fn over(log: Log) -> Result<Ledger, RunError> {
+        let inbox = log.published();
+        let mut ledger = Ledger { inbox, state: State::new(), facts: FactsDigest::new(), open: HashMap::new(), log };
+        for stamped in ledger.log.read(ledger.log.branch(), 1)? {
+            let stamped = stamped?;
+            ledger.fold(stamped.seq, &stamped.event, &stamped.meta)?;
+        }
+        Ok(ledger)
+    }
+
+    fn fold(&mut self, seq: u64, event: &Event, meta: &Meta) -> Result<(), RunError> {
+        if self.state.last_seq.is_some_and(|last| seq <= last) {
+            return Ok(());
+        }
+        self.state.apply(seq, event, meta);
+        self.facts.add(event).map_err(|e| RunError::internal("facts digest", e))?;
+        if let Some(key) = fact_key(event) {
+            if event.kind() == Kind::StepFinished {
+                self.open.clear();
+            } else {
+                self.open.insert(key, hash(event)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The state after the last durable event that was taken in.
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The facts digest, hex.
+    pub(super) fn facts_digest(&self) -> String {
+        self.facts.value().to_string()
+    }
+
+    /// Durable events of the branch.
+    pub(super) fn events(&self) -> u64 {
+        self.log.head()
+    }
+
+    /// Appends a fact unless it is recorded; `duration_us` is what the work took. Returns before it is durable.
+    ///
+    /// # Errors
+    /// [`RunError::Diverged`] when a fact with the same coordinates but another content is recorded.
+    pub(super) fn record(&mut self, event: impl Into<Event>, duration_us: u64) -> Result<(), RunError> {
+        let event = event.into();
+        let Some(key) = fact_key(&event) else { return self.append(event, duration_us) };
+        let new = hash(&event)?;
+        match self.open.get(&key) {
+            Some(old) if *old == new => Ok(()),
+            Some(old) => Err(RunError::Diverged {
+                what: format!("{key:?}"),
+                recorded: old.to_string(),
+                computed: new.to_string(),
+            }),
+            None => {
+                self.open.insert(key, new);
+                self.append(event, duration_us)
+            }
+        }
+    }
+
+    /// Appends an event that is no fact.
+    pub(super) fn note(&mut self, event: impl Into<Event>) -> Result<(), RunError> {
+        self.append(event.into(), 0)
+    }
+
+    fn append(&mut self, event: Event, duration_us: u64) -> Result<(), RunError> {
+        // Nobody waits for a single ticket: `settle` is the barrier, and reports a failed flush.
+        let _ = self.log.append(event, meta(duration_us))?;
+        Ok(())
+    }
+
+    /// Waits until everything recorded is durable and folds it; returns the microseconds waited.
+    pub(super) fn settle(&mut self) -> Result<u64, RunError> {
+        let watch = Stopwatch::start();
+        self.log.barrier()?;
+        let waited = watch.micros();
+        for stamped in self.inbox.drain()? {
+            if stamped.branch == self.log.branch() {
+                self.fold(stamped.seq, &stamped.event, &stamped.meta)?;
+            }
+        }
+        Ok(waited)
+    }
+
+    /// A recorded rollout, from disk.
+    pub(super) fn rollout(&self, key: &RolloutKey) -> Result<Option<RolloutFinished>, RunError> {
+        let Some(seq) = self.state.places.rollouts.get(key) else { return Ok(None) };
+        match self.log.reader().event(self.log.branch(), *seq)?.event {
+            Event::RolloutFinished(rollout) => Ok(Some(rollout)),
+            other => Err(RunError::internal("place of a rollout", other.kind().name())),
+        }
+    }
+}
+
+/// A run as it stands, read without taking it over: what a learner is rebuilt from.
+pub(super) struct Past {
+    reader: Reader,
+    /// The state after the last durable event.
+    pub(super) state: State,
+}
+
+impl Past {
+    /// Reads the main branch of a run folder.
+    pub(super) fn read(dir: &Path) -> Result<Past, RunError> {
+        let reader = Reader::open(dir)?;
+        let mut state = State::new();
+        for stamped in reader.read(MAIN, 1)? {
+            let stamped = stamped?;
+            state.apply(stamped.seq, &stamped.event, &stamped.meta);
+        }
+        Ok(Past { reader, state })
+    }
+
+    /// Brings a learner to where the log stands: the nearest usable checkpoint, then the logged gradient
+    /// steps again, each compared with what is recorded.
+    pub(super) fn restore(&self, dir: &Path, trainee: &mut dyn Trainee) -> Result<(), RunError> {
+        let mut from = 0;
+        for saved in self.state.places.checkpoints.values().rev() {
+            // A checkpoint is a cache: one that is gone or damaged is passed over.
+            if trainee.load(&dir.join(&saved.path)).is_ok_and(|hash| hash == saved.weights_hash) {
+                from = saved.step;
+                break;
+            }
+        }
+        let mut open: BTreeMap<u32, BTreeMap<RolloutKey, RolloutFinished>> = BTreeMap::new();
+        for stamped in self.reader.read(MAIN, 1)? {
+            match stamped?.event {
+                Event::RolloutFinished(r) if r.key.step > from => {
+                    open.entry(r.key.step).or_default().insert(r.key.clone(), r);
+                }
+                Event::PolicyPublished(p) if p.step > from => {
+                    let rollouts = open.remove(&p.step).unwrap_or_default();
+                    for update in trainee.learn(p.step, rollouts.into_values().collect())? {
+                        if let Update::Taken(e) = update {
+                            self.compare(&e)?;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a recomputed gradient step with the recorded one.
+    fn compare(&self, computed: &GradientStepTaken) -> Result<(), RunError> {
+        let what = format!("gradient step {}/{}", computed.step, computed.update);
+        let diverged = |recorded: String| RunError::Diverged {
+            what: what.clone(),
+            recorded,
+            computed: computed.weights_hash.clone(),
+        };
+        let Some(seq) = self.state.places.updates.get(&(computed.step, computed.update)) else {
+            return Err(diverged("nothing".into()));
+        };
+        match self.reader.event(MAIN, *seq)?.event {
+            Event::GradientStepTaken(r) if r == *computed => Ok(()),
+            Event::GradientStepTaken(r) => Err(diverged(r.weights_hash)),
+            other => Err(RunError::internal("place of a gradient step", other.kind().name())),
+        }
+    }
+}
+
+fn hash(event: &Event) -> Result<Digest, RunError> {
+    let bytes = codec::facts_bytes(event).map_err(|e| RunError::internal("serialising a fact", e))?;
+    Ok(Digest::of(&bytes))
+}
+
+fn meta(duration_us: u64) -> Meta {
+    Meta { time_ms: now_ms(), duration_us, ..Meta::default() }
+}
+
+fn options(settings: &config::Log) -> Options {
+    Options {
+        group_events: settings.group_commit_events as usize,
+        group_bytes: settings.group_commit_bytes as usize,
+        group_wait_us: settings.group_commit_us,
+        segment_bytes: u64::from(settings.segment_mib) << 20,
+        ..Options::default()
+    }
+}

@@ -1,0 +1,310 @@
+//! The co-evolution loop as one readable page: see [`Run::drive`].
+//!
+//! Every line of the page is "look the fact up, or do it and record it". A run that was killed is
+//! therefore resumed by walking the same page again: what the log holds is taken from there, the rest is
+//! done, with the same draws. The learner is rebuilt from the nearest checkpoint by recomputing the logged
+//! gradient steps.
+
+mod clock;
+mod error;
+mod evaluate;
+mod evolution;
+mod ledger;
+mod observe;
+pub mod policy;
+mod sample;
+mod setup;
+mod summary;
+
+pub use clock::{Clock, Seconds};
+pub use error::RunError;
+pub use evaluate::evaluate_split;
+pub use observe::{Observer, Progress, Silent};
+pub use setup::{limits, open_environment, play_plan};
+pub use summary::{Summary, summarise};
+
+use crate::config::Settings;
+use crate::decide::curriculum::{BatchOptions, plan_batch};
+use crate::decide::similarity::NoveltyIndex;
+use crate::env::Environment;
+use crate::event::{
+    BatchPlanned, CheckpointSaved, Origin, PolicyPublished, RunFinished, RunResumed, RunStarted, SignalRaised,
+    StepFinished, TaskAdmitted, TaskSpec,
+};
+use crate::world::Stopwatch;
+use ledger::Ledger;
+use policy::{Trainee, Update};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A run in progress.
+pub struct Run {
+    dir: PathBuf,
+    settings: Settings,
+    ledger: Ledger,
+    env: Arc<dyn Environment>,
+    trainee: Box<dyn Trainee>,
+    clock: Clock,
+    stop: Arc<AtomicBool>,
+    /// Tasks of the evaluation splits, loaded once.
+    held_out: Vec<(String, Vec<TaskSpec>)>,
+}
+
+impl Run {
+    /// Starts a run in `dir`, which must not exist, be empty, or hold nothing but what a kill before the
+    /// first event leaves.
+    pub fn create(dir: &Path, settings: Settings, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
+        let env = open_environment(&settings)?;
+        let trainee = policy::open(&settings)?;
+        let started = RunStarted {
+            run_id: crate::world::new_run_id(),
+            seed: settings.run.seed,
+            settings: canonical(&settings)?,
+            code_version: env!("CARGO_PKG_VERSION").into(),
+            policy_digest: trainee.policy_digest(),
+            environment: format!("{} {}", env.name(), env.version()),
+        };
+        setup::write_plan(dir, &settings)?;
+        let ledger = Ledger::create(dir, started, &settings.log)?;
+        Run::assemble(dir, settings, ledger, env, trainee, stop)
+    }
+
+    /// Takes up the run in `dir`. With nothing in it but what a kill before the first event leaves, this is
+    /// an error that says to start afresh ([`RunError::NothingToResume`]).
+    pub fn resume(dir: &Path, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
+        let ledger = Ledger::open(dir)?;
+        let Some(info) = ledger.state().run.clone() else {
+            return Err(RunError::NothingToResume { dir: dir.to_path_buf() });
+        };
+        let settings = crate::config::from_recorded(&info.settings, dir)?;
+        let env = open_environment(&settings)?;
+        let trainee = policy::open(&settings)?;
+        let environment = format!("{} {}", env.name(), env.version());
+        if environment != info.environment {
+            return Err(RunError::Changed { what: "the environment", recorded: info.environment, found: environment });
+        }
+        if trainee.policy_digest() != info.policy_digest {
+            let found = trainee.policy_digest();
+            return Err(RunError::Changed { what: "the initial policy", recorded: info.policy_digest, found });
+        }
+        let mut run = Run::assemble(dir, settings, ledger, env, trainee, stop)?;
+        if !run.ledger.state().recorded.run_finished {
+            ledger::Past::read(dir)?.restore(dir, run.trainee.as_mut())?;
+            let step = run.next_step();
+            run.ledger.note(RunResumed { step, code_version: env!("CARGO_PKG_VERSION").into() })?;
+        }
+        Ok(run)
+    }
+
+    /// Starts afresh what a kill stopped before its first event, with the settings it left behind.
+    pub fn restart(dir: &Path, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
+        let settings = setup::planned_settings(dir)?;
+        Run::create(dir, settings, stop)
+    }
+
+    /// The latest policy of a run, for evaluation: reads the folder without taking it over.
+    pub fn policy_of(dir: &Path) -> Result<(Settings, Arc<dyn crate::agent::Agent>), RunError> {
+        let ledger = ledger::Past::read(dir)?;
+        let info = ledger.state.run.clone().ok_or_else(|| RunError::NothingToResume { dir: dir.to_path_buf() })?;
+        let settings = crate::config::from_recorded(&info.settings, dir)?;
+        let mut trainee = policy::open(&settings)?;
+        ledger.restore(dir, trainee.as_mut())?;
+        Ok((settings, trainee.agent()?))
+    }
+
+    fn assemble(
+        dir: &Path,
+        settings: Settings,
+        ledger: Ledger,
+        env: Arc<dyn Environment>,
+        trainee: Box<dyn Trainee>,
+        stop: Arc<AtomicBool>,
+    ) -> Result<Run, RunError> {
+        let mut held_out = Vec::new();
+        for split in &settings.eval.splits {
+            held_out.push((split.clone(), env.tasks(split, settings.run.seed, settings.eval.tasks as usize)?));
+        }
+        Ok(Run { dir: dir.to_path_buf(), settings, ledger, env, trainee, clock: Clock::start(), stop, held_out })
+    }
+
+    /// The settings of the run.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// The loop. Returns the summary; of a finished run at once.
+    pub fn drive(&mut self, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+        if !self.ledger.state().recorded.run_finished {
+            self.prepare(observer)?;
+            for step in self.next_step()..=self.settings.run.steps {
+                self.train_step(step, observer)?;
+            }
+            let step = self.settings.run.steps;
+            self.ledger.record(RunFinished { step, weights_hash: self.trainee.weights_hash()? }, 0)?;
+            self.settle()?;
+        }
+        let mut summary = summarise(&self.dir, self.ledger.state(), self.ledger.facts_digest(), self.ledger.events())?;
+        summary.measured(self.clock.seconds(), self.clock.latencies().rows());
+        Ok(summary)
+    }
+
+    /// Step 0: the task set, the first policy version, the evaluation before training.
+    fn prepare(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        if self.finished_step().is_some() {
+            return Ok(());
+        }
+        let weights_hash = self.trainee.weights_hash()?;
+        self.ledger.record(PolicyPublished { version: 0, step: 0, weights_hash }, 0)?;
+        if self.settings.evolve.initial == "explore" {
+            self.evolve(0, 0, observer)?;
+        } else {
+            let s = &self.settings;
+            for task in self.env.tasks(&s.env.split, s.run.seed, s.env.seed_tasks as usize)? {
+                let seed = TaskAdmitted { task, origin: Origin::Seed, weight: 1.0, draft: None, step: 0 };
+                self.ledger.record(seed, 0)?;
+            }
+        }
+        self.settle()?;
+        if self.ledger.state().tasks.is_empty() {
+            return Err(RunError::NoTasks { split: self.settings.env.split.clone() });
+        }
+        self.evaluate(0, observer)?;
+        self.finish_step(0, observer)
+    }
+
+    fn train_step(&mut self, step: u32, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let last = step == self.settings.run.steps;
+        let due = |every: u32| every > 0 && step % every == 0;
+        observer.progress(Progress::StepStarted { step, of: self.settings.run.steps });
+        let plan = self.plan(step)?;
+        self.sample(&plan, observer)?;
+        self.raise_signals(step)?;
+        self.learn(step, observer)?;
+        if self.settings.evolve.mode != "off" && due(self.settings.evolve.every) && !last {
+            self.evolve(step / self.settings.evolve.every, step, observer)?;
+        }
+        if last || due(self.settings.eval.every) {
+            self.evaluate(step, observer)?;
+        }
+        if last || due(self.settings.run.checkpoint_every) {
+            self.checkpoint(step)?;
+        }
+        self.finish_step(step, observer)
+    }
+
+    /// Which groups a step trains on.
+    fn plan(&mut self, step: u32) -> Result<BatchPlanned, RunError> {
+        if let Some(plan) = self.ledger.state().recorded.steps.get(&step).and_then(|s| s.plan.clone()) {
+            return Ok(plan);
+        }
+        let batch = &self.settings.batch;
+        let options =
+            BatchOptions { tasks: batch.tasks as usize, fresh_share: batch.fresh_share, ..BatchOptions::default() };
+        let candidates = self.ledger.state().tasks.candidates();
+        let plan = BatchPlanned {
+            step,
+            policy_version: self.trainee.version(),
+            groups: plan_batch(&candidates, step, self.settings.run.seed, &options),
+            group_size: batch.group,
+            temperature: batch.temperature as f32,
+            top_p: batch.top_p as f32,
+        };
+        self.ledger.record(plan.clone(), 0)?;
+        Ok(plan)
+    }
+
+    /// Signals of the step's rollouts. The fold knows which follow; here they become events.
+    fn raise_signals(&mut self, step: u32) -> Result<(), RunError> {
+        for raised in self.ledger.state().due_signals(step) {
+            self.ledger
+                .record(SignalRaised { because: raised.because.to_string(), key: raised.key, kind: raised.kind }, 0)?;
+        }
+        self.settle()
+    }
+
+    /// The step's optimiser updates, and the policy version they make.
+    fn learn(&mut self, step: u32, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let recorded = self.ledger.state().recorded.steps.get(&step);
+        if recorded.is_some_and(|r| r.published.is_some()) {
+            // `restore` has recomputed this step: the learner stands behind it already.
+            return Ok(());
+        }
+        observer.progress(Progress::Learning { step });
+        let rollouts = recorded.map(|r| r.rollouts.values().cloned().collect()).unwrap_or_default();
+        let watch = Stopwatch::start();
+        let updates = self.trainee.learn(step, rollouts)?;
+        let spent = watch.micros();
+        self.clock.learning(spent);
+        let share = spent / updates.len().max(1) as u64;
+        for update in updates {
+            match update {
+                Update::Taken(e) => self.ledger.record(e, share)?,
+                Update::Skipped(e) => self.ledger.record(e, share)?,
+            }
+        }
+        let weights_hash = self.trainee.weights_hash()?;
+        self.ledger.record(PolicyPublished { version: self.trainee.version(), step, weights_hash }, 0)?;
+        self.settle()
+    }
+
+    fn checkpoint(&mut self, step: u32) -> Result<(), RunError> {
+        let version = self.trainee.version();
+        if self.ledger.state().places.checkpoints.contains_key(&version) {
+            return Ok(());
+        }
+        let path = format!("checkpoints/{version:06}");
+        let watch = Stopwatch::start();
+        let (weights_hash, optimizer_hash) = self.trainee.save(&self.dir.join(&path))?;
+        self.clock.log(watch.micros());
+        self.ledger.note(CheckpointSaved { step, version, path, weights_hash, optimizer_hash })?;
+        self.settle()
+    }
+
+    fn finish_step(&mut self, step: u32, observer: &mut dyn Observer) -> Result<(), RunError> {
+        self.settle()?;
+        let state = self.ledger.state();
+        let mean_reward = state.metrics.steps.get(&step).and_then(|m| m.mean_reward).unwrap_or(0.0);
+        let projection_digest = state.digest();
+        let duration = self.clock.step_ended();
+        self.ledger.record(StepFinished { step, mean_reward, projection_digest }, duration)?;
+        self.settle()?;
+        observer.progress(Progress::StepFinished { step, of: self.settings.run.steps, state: self.ledger.state() });
+        Ok(())
+    }
+
+    /// Everything recorded so far is durable and folded.
+    fn settle(&mut self) -> Result<(), RunError> {
+        let spent = self.ledger.settle()?;
+        self.clock.log(spent);
+        Ok(())
+    }
+
+    fn finished_step(&self) -> Option<u32> {
+        self.ledger.state().places.steps.keys().next_back().copied()
+    }
+
+    fn next_step(&self) -> u32 {
+        self.finished_step().map_or(1, |s| s + 1)
+    }
+
+    /// Tasks that a draft must not come close to: D and the evaluation splits.
+    fn known_tasks(&self) -> NoveltyIndex {
+        let mut index = NoveltyIndex::new();
+        for (split, tasks) in &self.held_out {
+            for task in tasks {
+                index.add(split, task);
+            }
+        }
+        for entry in self.ledger.state().tasks.tasks.values() {
+            index.add("training", &entry.task);
+        }
+        index
+    }
+}
+
+/// Settings as canonical JSON text.
+fn canonical(settings: &Settings) -> Result<String, RunError> {
+    let value = serde_json::to_value(settings).map_err(|e| RunError::internal("settings", e))?;
+    Ok(value.to_string())
+}

@@ -1,0 +1,69 @@
+//! Sampling a step: the missing rollouts of the plan, through the pipeline, into the log.
+
+use super::setup::{limits, play_plan};
+use super::{Observer, Progress, Run, RunError};
+use crate::agent::EpisodeJob;
+use crate::event::{BatchPlanned, FailureNoted, Reward, RolloutKey};
+use crate::pipeline::play;
+use crate::world::Stopwatch;
+use std::collections::BTreeSet;
+
+impl Run {
+    /// Plays every rollout of `plan` that the log does not hold.
+    pub(super) fn sample(&mut self, plan: &BatchPlanned, observer: &mut dyn Observer) -> Result<(), RunError> {
+        self.settle()?;
+        let recorded = self.ledger.state().recorded.steps.get(&plan.step);
+        if recorded.is_some_and(|r| r.closed) {
+            return Ok(());
+        }
+        let have: BTreeSet<RolloutKey> = recorded.map(|r| r.rollouts.keys().cloned().collect()).unwrap_or_default();
+        let mut groups = Vec::new();
+        for (index, (task, draw)) in plan.groups.iter().enumerate() {
+            let Some(entry) = self.ledger.state().tasks.tasks.get(task) else {
+                return Err(RunError::internal("planned task is not in D", task));
+            };
+            let jobs: Vec<EpisodeJob> = (0..plan.group_size)
+                .map(|k| RolloutKey { step: plan.step, task: task.clone(), draw: *draw, k })
+                .filter(|key| !have.contains(key))
+                .map(|key| EpisodeJob {
+                    task: entry.task.clone(),
+                    key,
+                    group: index,
+                    temperature: plan.temperature,
+                    top_p: plan.top_p,
+                    seed: self.settings.run.seed,
+                    label: "train".into(),
+                })
+                .collect();
+            if !jobs.is_empty() {
+                groups.push(jobs);
+            }
+        }
+        let of = plan.groups.len() * plan.group_size as usize;
+        let mut done = have.len();
+        observer.progress(Progress::Sampled { done, of });
+        let agent = self.trainee.agent()?;
+        let stages = play_plan(&self.settings, limits(&self.settings), self.stop.clone());
+        let version = plan.policy_version;
+        let mut environment = 0;
+        let watch = Stopwatch::start();
+        let ledger = &mut self.ledger;
+        play(&self.env, agent.as_ref(), groups, &stages, self.clock.latencies(), &mut |record| {
+            environment += record.environment_us;
+            let duration = record.sampling_us + record.environment_us;
+            if let Reward::Unscored(reason) = &record.reward {
+                let message = format!("rollout {:?}: {reason}; it is unscored, the run goes on", record.key);
+                ledger
+                    .note(FailureNoted { stage: "environment".into(), message: message.clone() })
+                    .map_err(|e| e.to_string())?;
+                observer.progress(Progress::Note(message));
+            }
+            ledger.record(record.into_event(version), duration).map_err(|e| e.to_string())?;
+            done += 1;
+            observer.progress(Progress::Sampled { done, of });
+            Ok(())
+        })?;
+        self.clock.sampling(watch.micros(), environment, stages.threads as u64);
+        self.settle()
+    }
+}

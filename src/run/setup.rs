@@ -1,0 +1,130 @@
+//! From settings to the rooms' own configurations.
+
+use super::RunError;
+use crate::agent::Limits;
+use crate::config::Settings;
+use crate::decide::advantage::Scale;
+use crate::env::Environment;
+use crate::env::bfcl::{Bfcl, BfclOptions};
+use crate::env::desk::{self, Desk};
+use crate::env::stdio::Bounds;
+use crate::learner::LearnerConfig;
+use crate::learner::schedule::Schedule;
+use crate::pipeline::Plan;
+use serde::de::DeserializeOwned;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Where `tools/setup-bfcl.sh` installs the benchmark, below the working folder.
+pub const BFCL: &str = ".coevolve/bfcl";
+
+/// The environment named by `env.name`.
+pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, RunError> {
+    let e = &settings.env;
+    Ok(match e.name.as_str() {
+        "bfcl" => {
+            let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
+            let options = BfclOptions { partial: e.partial_credit, bounds, ..BfclOptions::default() };
+            Arc::new(Bfcl::open(Path::new(BFCL), options)?)
+        }
+        _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
+    })
+}
+
+/// Bounds of an episode.
+pub fn limits(settings: &Settings) -> Limits {
+    let s = &settings.sampling;
+    Limits {
+        turn_tokens: s.max_turn_tokens as usize,
+        context_tokens: s.max_context_tokens as usize,
+        env_steps: settings.env.max_steps,
+        calls_per_message: s.max_calls_per_message as usize,
+        invalid_in_a_row: s.max_invalid_calls,
+        observation_bytes: s.max_observation_chars as usize,
+        concurrent: s.max_concurrent as usize,
+        score_cut_episodes: settings.env.partial_credit,
+        ..Limits::default()
+    }
+}
+
+/// Threads to use: the setting, or all cores.
+pub fn threads(settings: &Settings) -> usize {
+    match settings.run.threads {
+        0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
+        n => n as usize,
+    }
+}
+
+/// How the stages run.
+pub fn play_plan(settings: &Settings, limits: Limits, stop: Arc<AtomicBool>) -> Plan {
+    Plan { threads: threads(settings), env_workers: settings.env.workers as usize, limits, stop }
+}
+
+/// The learner's own settings.
+pub fn learner_config(settings: &Settings) -> Result<LearnerConfig, RunError> {
+    let s = &settings.learner;
+    let updates = u64::from(s.updates_per_step);
+    let dapo_like = matches!(s.loss.as_str(), "gspo" | "cispo");
+    Ok(LearnerConfig {
+        loss: word("learner.loss", &s.loss)?,
+        // gspo and cispo have their own ranges; the settings' defaults are those of the clipped losses.
+        epsilon_low: (!dapo_like).then_some(s.epsilon_low),
+        epsilon_high: (!dapo_like).then_some(s.epsilon_high),
+        dual_clip: s.dual_clip,
+        beta: s.beta,
+        kl: word("learner.kl", &s.kl)?,
+        max_completion_length: settings.sampling.max_context_tokens,
+        entropy_coef: s.entropy_bonus,
+        scale: Some(word::<Scale>("learner.scale", &s.scale)?),
+        advantage_eps: s.advantage_eps,
+        learning_rate: s.learning_rate,
+        schedule: word::<Schedule>("learner.schedule", &s.schedule)?,
+        warmup_updates: u64::from(s.warmup_steps) * updates,
+        total_updates: u64::from(settings.run.steps) * updates,
+        min_learning_rate_ratio: s.final_lr_share,
+        adam_beta1: s.beta1,
+        adam_beta2: s.beta2,
+        weight_decay: s.weight_decay,
+        grad_clip: s.max_grad_norm,
+        updates_per_step: s.updates_per_step,
+        micro_batch_tokens: s.micro_batch_tokens,
+        skip_zero_advantage: s.skip_zero_advantage,
+        max_skips: s.max_skipped,
+        ..LearnerConfig::default()
+    })
+}
+
+fn word<T: DeserializeOwned>(key: &str, value: &str) -> Result<T, RunError> {
+    serde_json::from_value(serde_json::Value::String(value.to_string())).map_err(|e| {
+        RunError::Settings(crate::config::SettingsError::BadValue {
+            key: key.into(),
+            message: e.to_string(),
+            unit: "see `coevolve settings`",
+        })
+    })
+}
+
+/// File with the settings a run is about to record: what a kill before the first event leaves to start from.
+const PLAN: &str = "settings.json";
+
+/// Writes the settings beside the log, before its first event. Never read once the log has one.
+pub(super) fn write_plan(dir: &Path, settings: &Settings) -> Result<(), RunError> {
+    let failed = |e: std::io::Error| RunError::Folder { dir: dir.to_path_buf(), message: e.to_string() };
+    std::fs::create_dir_all(dir).map_err(failed)?;
+    if dir.join("journal").is_dir() {
+        // The log itself says what is wrong with a folder that holds one.
+        return Ok(());
+    }
+    let text = serde_json::to_string_pretty(settings).map_err(|e| RunError::internal("settings", e))?;
+    let temporary = dir.join(format!("{PLAN}.new"));
+    std::fs::write(&temporary, text).map_err(failed)?;
+    std::fs::rename(&temporary, dir.join(PLAN)).map_err(failed)
+}
+
+/// The settings that [`write_plan`] left.
+pub(super) fn planned_settings(dir: &Path) -> Result<Settings, RunError> {
+    let text =
+        std::fs::read_to_string(dir.join(PLAN)).map_err(|_| RunError::NothingToResume { dir: dir.to_path_buf() })?;
+    Ok(crate::config::from_recorded(&text, dir)?)
+}
