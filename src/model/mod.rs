@@ -8,7 +8,6 @@ pub mod files;
 pub mod gguf;
 mod kern;
 pub mod load;
-mod kern;
 pub mod lora;
 pub mod op;
 pub mod marked;
