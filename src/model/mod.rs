@@ -8,14 +8,13 @@ pub mod files;
 pub mod gguf;
 mod kern;
 pub mod load;
-mod kern;
 pub mod lora;
 pub mod marked;
 pub mod op;
 pub mod params;
+pub mod reference;
 pub mod save;
 pub mod tokenizer;
-pub mod reference;
 pub mod train;
 mod weights;
 
