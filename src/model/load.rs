@@ -443,7 +443,7 @@ fn read_header(files: &ModelFiles, shard: &str) -> Result<(u64, Metadata), LoadE
 }
 
 /// Little-endian values to f32, exactly.
-pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
             for (b, x) in bytes.chunks_exact(4).zip(out) {
