@@ -2,6 +2,6 @@
 pub mod decide;
 pub mod env;
 pub mod event;
-pub mod project;
 pub mod log;
+pub mod project;
 pub mod world;
