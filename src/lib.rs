@@ -11,4 +11,6 @@ pub mod model;
 pub mod pipeline;
 pub mod project;
 pub mod run;
+pub mod log;
+pub mod project;
 pub mod world;
