@@ -5,15 +5,15 @@ pub mod decode;
 pub mod embedded;
 pub mod error;
 pub mod gguf;
-pub mod load;
 mod kern;
+pub mod load;
 pub mod lora;
-pub mod op;
 pub mod marked;
+pub mod op;
 pub mod params;
+pub mod reference;
 pub mod save;
 pub mod tokenizer;
-pub mod reference;
 pub mod train;
 mod weights;
 

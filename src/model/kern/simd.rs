@@ -41,17 +41,6 @@ impl Level {
     pub fn detect() -> Level {
         Self::available().pop().unwrap_or(Level::PORTABLE)
     }
-
-    /// Name for reports.
-    pub fn name(self) -> &'static str {
-        match self.0 {
-            Kind::Portable => "portable",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2+fma",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512f",
-        }
-    }
 }
 
 /// Eight floats. All methods are unsafe because they may only run where the instruction set exists and
