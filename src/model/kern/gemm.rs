@@ -19,9 +19,6 @@ pub(super) const KC: usize = 256;
 const MC: usize = 192;
 /// Columns of a task.
 const NC: usize = 512;
-/// Padding of packed rows, so that their stride is no multiple of the cache's set period.
-const PAD: usize = 16;
-
 /// One register tile: `c[mr, n] (+)= a[mr, k] b[k, 16]`, strides in floats; `ars` or `acs` is 1.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
@@ -304,26 +301,41 @@ fn grown(v: &mut Vec<f32>, n: usize) -> *mut f32 {
     v.as_mut_ptr()
 }
 
-/// Copies the left block so that the tiles read it without cache conflicts: rows with a padded stride, or
-/// (when columns of the source are contiguous, a transposed matrix) strips of `I::MR` interleaved rows.
+/// Floats between strips of a packed left block: `I::MR` interleaved rows, and slack for whole vectors.
+const fn strip(kc: usize, mr: usize) -> usize {
+    kc * mr + NR
+}
+
+/// Copies the left block into strips of `I::MR` interleaved rows, which the tiles read front to back. Whole
+/// vectors are written: what runs over an entry is overwritten by the next one, or falls into the slack.
 #[inline(always)]
 unsafe fn pack_left<I: Isa>(l: Left, out: *mut f32) {
     unsafe {
-        if l.rs == 1 {
-            let strip = l.kc * I::MR + 8;
-            for p in 0..l.kc {
-                let src = l.a.add(p * l.cs);
-                let mut i = 0;
-                while i < l.m {
-                    let mr = (l.m - i).min(I::MR);
-                    std::ptr::copy_nonoverlapping(src.add(i), out.add(i / I::MR * strip + p * mr), mr);
-                    i += I::MR;
+        let mut i = 0;
+        while i < l.m {
+            let mr = (l.m - i).min(I::MR);
+            let (src, dst) = (l.a.add(i * l.rs), out.add(i / I::MR * strip(l.kc, I::MR)));
+            let mut done = 0;
+            if l.rs == 1 && i + NR <= l.m {
+                while done < l.kc {
+                    I::W::load(src.add(done * l.cs)).store(dst.add(done * I::MR));
+                    done += 1;
+                }
+            } else if l.cs == 1 && mr == I::MR && i + 8 <= l.m {
+                while done + 8 <= l.kc {
+                    I::transpose8(src.add(done), l.rs, dst.add(done * I::MR), I::MR);
+                    if I::MR == 12 {
+                        I::transpose8(src.add(done + 4 * l.rs), l.rs, dst.add(done * 12 + 4), 12);
+                    }
+                    done += 8;
                 }
             }
-        } else {
-            for i in 0..l.m {
-                std::ptr::copy_nonoverlapping(l.a.add(i * l.rs), out.add(i * (l.kc + PAD)), l.kc);
+            for p in done..l.kc {
+                for r in 0..mr {
+                    *dst.add(p * mr + r) = *src.add(r * l.rs + p * l.cs);
+                }
             }
+            i += I::MR;
         }
     }
 }
@@ -341,10 +353,10 @@ unsafe fn block<I: Isa>(l: Left, packed: bool, n: usize, right: *const f32, c: *
             let mut i = 0;
             while i < l.m {
                 let mr = (l.m - i).min(I::MR);
-                let (a, ars, acs) = match (packed, l.rs == 1) {
-                    (false, _) => (l.a.add(i * l.rs), l.rs, l.cs),
-                    (true, true) => (l.a.add(i / I::MR * (l.kc * I::MR + 8)), 1, mr),
-                    (true, false) => (l.a.add(i * (l.kc + PAD)), l.kc + PAD, 1),
+                let (a, ars, acs) = if packed {
+                    (l.a.add(i / I::MR * strip(l.kc, I::MR)), 1, mr)
+                } else {
+                    (l.a.add(i * l.rs), l.rs, l.cs)
                 };
                 I::tile(&Tile {
                     mr,
@@ -385,8 +397,8 @@ unsafe fn stripe_k<I: Isa>(
     buf: *mut f32,
 ) {
     unsafe {
-        // Strides that are multiples of 1 KiB fall on few cache sets: copy such a left side first.
-        let pack = l.cs != 1 || (l.m > 48 && l.rs.is_multiple_of(256));
+        // Interleaved rows are read fastest; for one tile of rows or few columns the copy costs more.
+        let pack = l.cs != 1 || (l.m > I::MR && n >= 4 * NR);
         for kb in 0..k.div_ceil(KC) {
             let kc = (k - kb * KC).min(KC);
             let mut left = Left { kc, a: l.a.add(kb * KC * l.cs), ..l };
@@ -405,7 +417,7 @@ dispatch! {
 
 /// Room for a copied left block of `m` rows on any instruction set.
 fn left_room(m: usize) -> usize {
-    (m + 12) * (KC + PAD)
+    m.div_ceil(6) * strip(KC, 6).max(strip(KC, 12))
 }
 
 /// `c[m, n] (+)= a[m, k] b[k, n]`; rows of `c` start `ldc` apart; `acc` adds to `c`.
