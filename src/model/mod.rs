@@ -5,16 +5,15 @@ pub mod decode;
 pub mod embedded;
 pub mod error;
 pub mod gguf;
-mod kern;
 pub mod load;
 mod kern;
 pub mod lora;
 pub mod marked;
 pub mod op;
 pub mod params;
-pub mod reference;
 pub mod save;
 pub mod tokenizer;
+pub mod reference;
 pub mod train;
 mod weights;
 
