@@ -6,14 +6,15 @@ pub mod embedded;
 pub mod error;
 pub mod files;
 pub mod gguf;
+mod kern;
 pub mod load;
 pub mod lora;
 pub mod op;
 pub mod marked;
 pub mod params;
+pub mod reference;
 pub mod save;
 pub mod tokenizer;
-pub mod reference;
 pub mod train;
 mod weights;
 
