@@ -15,6 +15,8 @@ pub mod baseline;
 pub mod chat;
 pub mod check_calls;
 pub mod check_template;
+#[cfg(test)]
+mod desk_tests;
 pub mod dialect;
 pub mod engine;
 pub mod episode;
