@@ -5,7 +5,7 @@ use crate::learner::kernels::nvrtc;
 use crate::learner::loss::{CorrectionKind, CorrectionLevel, KlKind, LossKind};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result, Shape};
 
 const ROW_THREADS: u32 = 256;
@@ -82,13 +82,13 @@ impl Options {
     }
 }
 
-fn function(device: &CudaDevice, name: &str) -> Result<candle_core::cuda_backend::CudaFunc> {
+fn function(device: &CudaDevice, name: &str) -> Result<CudaFunction> {
     let capability = device.cuda_stream().context().compute_capability().w()?;
     let arch = format!("compute_{}{}", capability.0, capability.1);
     let ptx = nvrtc::cached_ptx(CUDA_SOURCE, "grpo.cu", &arch).map_err(candle_core::Error::wrap)?;
     // candle caches modules by name and ignores the PTX: the name holds a hash of the source.
     let hash = blake3::hash(CUDA_SOURCE.as_bytes()).to_hex();
-    device.get_or_load_custom_func(name, &format!("grpo_{}", &hash[..16]), &ptx)
+    Ok(device.get_or_load_custom_func(name, &format!("grpo_{}", &hash[..16]), &ptx)?.into_cuda_function())
 }
 
 fn view<'a>(storage: &'a CudaStorage, layout: &Layout, what: &str) -> Result<CudaView<'a, f32>> {
@@ -122,6 +122,7 @@ pub(super) fn forward(
     v: usize,
 ) -> Result<(CudaStorage, Shape)> {
     let device = logits.device().clone();
+    let stream = device.cuda_stream();
     let x = view(logits, layout, "logits")?;
     let sequences = op.tokens.advantages.len();
     let (rows, vocabulary, count) = (dim("rows", n)?, dim("logits", v)?, dim("sequences", sequences)?);
@@ -144,20 +145,20 @@ pub(super) fn forward(
     let inverse_temperature = (1.0 / op.temperature) as f32;
 
     let f = function(&device, "grpo_rows")?;
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     launch.arg(&x).arg(&targets).arg(&mask).arg(&mut out).arg(&rows).arg(&vocabulary).arg(&inverse_temperature);
     // SAFETY: the arguments are those of grpo_rows; n blocks read n rows of v logits and write out[8..8 + 3n].
     unsafe { launch.launch(blocks(n, ROW_THREADS)) }.w()?;
 
     let f = function(&device, "grpo_sequences")?;
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     launch.arg(&mut out).arg(&mask).arg(&offsets).arg(&advantages).arg(&weights).arg(&old).arg(&reference);
     launch.arg(&sampler).arg(&mut partial).arg(&rows).arg(&options);
     // SAFETY: offsets were checked to rise from 0 to n, optional arrays are read only where their flag is set.
     unsafe { launch.launch(blocks(sequences, SEQUENCE_THREADS)) }.w()?;
 
     let f = function(&device, "grpo_total")?;
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     launch.arg(&partial).arg(&weights).arg(&mut out).arg(&count).arg(&options.beta).arg(&options.entropy_coef);
     // SAFETY: reads 7 sums and one weight per sequence, writes the header.
     unsafe { launch.launch(blocks(1, 32)) }.w()?;
@@ -178,6 +179,7 @@ pub(super) fn backward(
     v: usize,
 ) -> Result<CudaStorage> {
     let device = logits.device().clone();
+    let stream = device.cuda_stream();
     let mut out = device.alloc_zeros::<f32>(n * v)?;
     if n > 0 {
         let x = view(logits, l1, "logits")?;
@@ -186,7 +188,7 @@ pub(super) fn backward(
         let (rows, vocabulary) = (dim("rows", n)?, dim("logits", v)?);
         let inverse_temperature = (1.0 / op.temperature) as f32;
         let f = function(&device, "grpo_backward")?;
-        let mut launch = f.builder();
+        let mut launch = stream.launch_builder(&f);
         launch.arg(&x).arg(&mut out).arg(&r).arg(&g).arg(&targets).arg(&mask).arg(&rows).arg(&vocabulary);
         launch.arg(&inverse_temperature);
         // SAFETY: n blocks read and write n rows of v values; result has 8 + 5n values, gradient at least one.
@@ -207,6 +209,7 @@ pub(super) fn backward_in_place(
         return Ok(());
     }
     let device = logits.device().clone();
+    let stream = device.cuda_stream();
     let Some((from, to)) = l1.contiguous_offsets() else {
         candle_core::bail!("grpo-loss: logits must be contiguous");
     };
@@ -216,7 +219,7 @@ pub(super) fn backward_in_place(
     let inverse_temperature = (1.0 / op.temperature) as f32;
     let f = function(&device, "grpo_backward")?;
     let x = logits.as_cuda_slice::<f32>()?.slice(from..to);
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     // The kernel reads each value before it overwrites it, so both pointers are the logits.
     launch.arg(&x).arg(&x).arg(&r).arg(&g).arg(&targets).arg(&mask).arg(&rows).arg(&vocabulary);
     launch.arg(&inverse_temperature);
