@@ -153,10 +153,10 @@ fn smollm2_shape_tokenizer_and_template() {
     assert!(model.params.data().iter().all(|x| x.is_finite()));
     let t = &model.tokenizer;
     assert_eq!((t.eos_ids(), t.bos_id(), t.vocab_size()), ([2].as_slice(), Some(1), 49_152));
-    assert_eq!(t.chat_template(), Some(include_str!("../../tests/fixtures/templates/smollm2.jinja")));
+    assert_eq!(t.chat_template(), Some(include_str!("../../../tests/fixtures/templates/smollm2.jinja")));
     // Against a plain BPE in Python (tools/make-template-fixtures.py).
     let cases: serde_json::Value =
-        serde_json::from_str(include_str!("../../tests/fixtures/templates/smollm2_ids.json")).unwrap();
+        serde_json::from_str(include_str!("../../../tests/fixtures/templates/smollm2_ids.json")).unwrap();
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 10);
     for case in cases {
@@ -178,7 +178,7 @@ fn smollm2_against_numpy() {
 
     let Some(model) = smollm2() else { return };
     let fixture: serde_json::Value =
-        serde_json::from_str(include_str!("../../tests/fixtures/templates/smollm2_logprobs.json")).unwrap();
+        serde_json::from_str(include_str!("../../../tests/fixtures/templates/smollm2_logprobs.json")).unwrap();
     let numbers = |v: &serde_json::Value| -> Vec<u32> { serde_json::from_value(v.clone()).unwrap() };
     let prompt = numbers(&fixture["prompt"]);
     let mut trainer = Trainer::new(&model.config, 1).unwrap();
