@@ -24,10 +24,10 @@ pub mod hands;
 pub mod network;
 pub mod parse;
 pub mod puppet;
-mod pyvalue;
 pub mod sample;
 pub mod scripted;
 pub mod template;
+mod template_python;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
