@@ -139,9 +139,11 @@ fn train(c: &mut Criterion) {
 fn decode(c: &mut Criterion) {
     let mut g = c.benchmark_group("decode");
     g.sample_size(10);
-    for (name, config, rows, prompt, steps) in
-        [("tiny", tiny(), 32_usize, 200_usize, 32_usize), ("tiny", tiny(), 1, 200, 32), ("SmolLM2-135M", smollm2(), 8, 300, 4)]
-    {
+    for (name, config, rows, prompt, steps) in [
+        ("tiny", tiny(), 32_usize, 200_usize, 32_usize),
+        ("tiny", tiny(), 1, 200, 32),
+        ("SmolLM2-135M", smollm2(), 8, 300, 4),
+    ] {
         let params = Params::random(&config, 1, 0.02);
         let decoder = Decoder::new(&config, &params, None).unwrap();
         let mut cache = Cache::new(&config);

@@ -24,7 +24,10 @@ fn kinds(events: &[Value]) -> BTreeSet<String> {
 }
 
 fn contexts(events: &[Value]) -> Vec<Value> {
-    of_kind(events, "evolution_started").iter().flat_map(|e| e["contexts"].as_array().expect("contexts").clone()).collect()
+    of_kind(events, "evolution_started")
+        .iter()
+        .flat_map(|e| e["contexts"].as_array().expect("contexts").clone())
+        .collect()
 }
 
 fn set(words: &[&str]) -> BTreeSet<String> {
@@ -45,7 +48,8 @@ fn feedback_explores_where_the_signals_point() {
         assert!(raised.contains(&at), "{context}");
     }
     // The round at the last step is skipped, the others are every `evolve.every` steps.
-    let rounds: Vec<u64> = of_kind(&all, "evolution_started").iter().map(|e| e["step"].as_u64().expect("step")).collect();
+    let rounds: Vec<u64> =
+        of_kind(&all, "evolution_started").iter().map(|e| e["step"].as_u64().expect("step")).collect();
     assert_eq!(rounds, [2, 4]);
     for round in of_kind(&all, "evolution_started") {
         let n = round["contexts"].as_array().expect("contexts").len();
@@ -73,7 +77,8 @@ fn random_explores_without_a_signal_at_the_same_budget() {
     assert!(mine.iter().all(|c| c["task"].is_null() && c["kind"].is_null() && c["rollouts"] == serde_json::json!([])));
     assert!(of_kind(&all, "evolution_started").iter().all(|e| e["mode"] == "random"));
     // Up to the first round both runs are the same, so its budget is the same.
-    let first = |events: &[Value]| of_kind(events, "evolution_started")[0]["contexts"].as_array().expect("contexts").len();
+    let first =
+        |events: &[Value]| of_kind(events, "evolution_started")[0]["contexts"].as_array().expect("contexts").len();
     assert_eq!(first(&all), first(&guided));
     assert!(summary["admitted"].as_u64().expect("admitted") > 0);
 }

@@ -29,7 +29,12 @@ fn fixture(name: &str) -> PathBuf {
 fn commands() -> Vec<String> {
     let help = run(&["--help"]).stdout;
     let list = help.split("Commands:\n").nth(1).expect("a list of commands").split("\n\n").next().expect("list");
-    list.lines().filter_map(|l| l.strip_prefix("  ")).filter(|l| !l.starts_with(' ')).filter_map(|l| l.split_whitespace().next()).map(String::from).collect()
+    list.lines()
+        .filter_map(|l| l.strip_prefix("  "))
+        .filter(|l| !l.starts_with(' '))
+        .filter_map(|l| l.split_whitespace().next())
+        .map(String::from)
+        .collect()
 }
 
 /// `COEVOLVE_WRITE_FIXTURES=1 cargo test --release --test cli` writes the file anew.
@@ -261,7 +266,17 @@ fn every_synthesised_task_has_its_whole_ancestry() {
     assert!(ids.stdout.lines().count() > 0);
     for id in ids.stdout.lines() {
         let audit = run(&["audit", dir, id, "--json"]).json();
-        let fields = ["task", "signal", "rollouts", "reflection", "exploration", "draft", "validation", "admission", "gradient_steps"];
+        let fields = [
+            "task",
+            "signal",
+            "rollouts",
+            "reflection",
+            "exploration",
+            "draft",
+            "validation",
+            "admission",
+            "gradient_steps",
+        ];
         has(&audit, &fields);
         assert_eq!(audit["task"]["id"], id);
         assert!(!audit["rollouts"].as_array().expect("rollouts").is_empty());
@@ -323,7 +338,8 @@ fn replay_verify_and_eval_answer_with_their_fields() {
     assert_eq!(eval["passed"].as_f64().expect("passed") / 8.0, resumed["held_out_after"].as_f64().expect("share"));
 
     for (policy, score) in [("reference", 1.0), ("none", 0.0), ("echo", 0.0), ("random", 0.0)] {
-        let args = ["eval", "--env", "desk", "--split", "test-challenge", "--policy", policy, "--tasks", "40", "--json"];
+        let args =
+            ["eval", "--env", "desk", "--split", "test-challenge", "--policy", policy, "--tasks", "40", "--json"];
         let eval = run(&args).json();
         assert_eq!(eval["score"], json!(score), "{policy}");
         assert_eq!(eval["total"], 40);
@@ -356,8 +372,7 @@ fn log_and_show_filter_and_find() {
 fn a_closed_pipe_is_no_failure() {
     let dir = text(finished());
     for args in [vec!["log", dir], vec!["log", dir, "--json"], vec!["settings"], vec!["completions", "bash"]] {
-        let mut child =
-            coevolve().args(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+        let mut child = coevolve().args(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
         let mut out = child.stdout.take().expect("stdout");
         let mut first = [0u8; 1];
         out.read_exact(&mut first).expect("a byte");
@@ -371,16 +386,19 @@ fn a_closed_pipe_is_no_failure() {
 fn follow_reads_a_running_run_to_its_end() {
     let tmp = tempfile::tempdir().expect("folder");
     let dir = tmp.path().join("r");
-    let mut training =
-        coevolve().args(common::train_args(&dir, &[])).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("starts");
+    let mut training = coevolve()
+        .args(common::train_args(&dir, &[]))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("starts");
     while run(&["log", text(&dir)]).code != Some(0) {
         assert!(training.try_wait().expect("wait").is_none(), "it ended before it could be followed");
     }
     let mut follower =
         coevolve().args(["log", text(&dir), "--follow", "--json"]).stdout(Stdio::piped()).spawn().expect("starts");
     let lines = BufReader::new(follower.stdout.take().expect("stdout")).lines();
-    let seen: Vec<Value> =
-        lines.map(|l| serde_json::from_str(&l.expect("a line")).expect("an event")).collect();
+    let seen: Vec<Value> = lines.map(|l| serde_json::from_str(&l.expect("a line")).expect("an event")).collect();
     assert!(follower.wait().expect("ends").success());
     let summary = Done::of(training.wait_with_output().expect("ends")).json();
     assert_eq!(summary["events"], json!(seen.len()));
@@ -448,9 +466,11 @@ fn check_loss_gives_the_golden_numbers() {
 fn check_signals_raises_what_the_definitions_say() {
     // Step 1: solved once (window empty: nothing). Step 2: failed with 1.0 in the window: forgetting.
     // Two members on both sides of 0.5: both are boundary.
-    let rollout = |step: u32, k: u32, score: f64| json!({"step": step, "task": "t", "k": k, "score": score, "calls": ["cd"]});
+    let rollout =
+        |step: u32, k: u32, score: f64| json!({"step": step, "task": "t", "k": k, "score": score, "calls": ["cd"]});
     let rollouts = json!([rollout(2, 1, 1.0), rollout(1, 0, 1.0), rollout(2, 0, 0.0), rollout(1, 1, 1.0)]);
-    let answer = check("signals", &json!({"config": {"window": 16, "n_min": 200}, "rollouts": rollouts}).to_string()).json();
+    let answer =
+        check("signals", &json!({"config": {"window": 16, "n_min": 200}, "rollouts": rollouts}).to_string()).json();
     let raised: Vec<(u64, String)> = answer["signals"]
         .as_array()
         .expect("signals")
@@ -478,7 +498,8 @@ fn check_tool_calls_and_template_read_cases() {
     check("tool-calls", r#"[{"format": "hermes", "text": "x"}, {"format": "hermes"}]"#).fails(2, "case 1");
 
     let template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
-    let case = json!({"template": template, "messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": true});
+    let case =
+        json!({"template": template, "messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": true});
     let answer = check("template", &case.to_string()).json();
     assert_eq!(answer["text"], "<user>hi<assistant>");
     check("template", &json!({"template": "{% for %}", "messages": []}).to_string()).fails(2, "case 0");

@@ -6,13 +6,13 @@
 
 mod common;
 
-use common::{Done, coevolve, events, files, of_kind, run, text};
 use coevolve::agent::ReferenceAgent;
 use coevolve::env::desk::Desk;
 use coevolve::event::{ContextSpec, Event, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall};
 use coevolve::evolve::procedural::Procedural;
 use coevolve::evolve::{Bounds, Context, Explorer, playground};
 use coevolve::log::{MAIN, Reader};
+use common::{Done, coevolve, events, files, of_kind, run, text};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -68,7 +68,10 @@ fn read(stream: &mut TcpStream) -> Option<Request> {
         let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else { continue };
         let head = String::from_utf8_lossy(&bytes[..end]).to_string();
         let header = |name: &str| {
-            head.lines().filter_map(|l| l.split_once(':')).find(|(k, _)| k.eq_ignore_ascii_case(name)).map(|(_, v)| v.trim())
+            head.lines()
+                .filter_map(|l| l.split_once(':'))
+                .find(|(k, _)| k.eq_ignore_ascii_case(name))
+                .map(|(_, v)| v.trim())
         };
         let length: usize = header("content-length")?.parse().ok()?;
         if bytes.len() >= end + 4 + length {
@@ -80,7 +83,10 @@ fn read(stream: &mut TcpStream) -> Option<Request> {
 }
 
 fn http(status: &str, extra: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n{extra}\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n{extra}\r\n{body}",
+        body.len()
+    )
 }
 
 fn completion(content: &str) -> String {
@@ -204,7 +210,8 @@ impl Brain {
         let context = self.context(&reflection.context, steps, 3);
         let round = user["round"].as_u64().expect("round") as u32;
         let ground = playground(&Desk::default(), &context, round).expect("playground");
-        let so_far: Vec<ExplorationStepTaken> = (0..done).map(|i| step(&reflection.context, round, i, &json!({}))).collect();
+        let so_far: Vec<ExplorationStepTaken> =
+            (0..done).map(|i| step(&reflection.context, round, i, &json!({}))).collect();
         self.last = Some((reflection.context.clone(), reflection.clone()));
         match hands().next_action(&context, &reflection, &ground, &[], round, &so_far).expect("an action") {
             None => json!({"stop": true}),
@@ -238,9 +245,7 @@ impl Brain {
                 .collect();
             self.written.insert(query.clone(), solution);
             let from: Vec<Value> = draft.from_steps.iter().map(|(r, s)| json!([r, s])).collect();
-            let task = |query: &str| {
-                json!({"intent": draft.intent, "query": query, "solution": calls, "answer": answers.first(), "completion": draft.completion, "from_steps": from})
-            };
+            let task = |query: &str| json!({"intent": draft.intent, "query": query, "solution": calls, "answer": answers.first(), "completion": draft.completion, "from_steps": from});
             out.push(task(&query));
             out.push(task(&format!("Please water the plants of office {}.", out.len())));
         }
@@ -250,9 +255,11 @@ impl Brain {
     fn judge(&self, user: &Value) -> Value {
         let turn = &user["turns"][0];
         assert_eq!(user["turns"].as_array().expect("turns").len(), 1);
-        let calls: Vec<Value> = turn["executed"].as_array().expect("executed").iter().map(|e| e["call"].clone()).collect();
+        let calls: Vec<Value> =
+            turn["executed"].as_array().expect("executed").iter().map(|e| e["call"].clone()).collect();
         let wanted = self.written.get(turn["query"].as_str().expect("query"));
-        let belongs = wanted.is_some_and(|w| calls == serde_json::to_value(w).expect("calls").as_array().expect("list").clone());
+        let belongs =
+            wanted.is_some_and(|w| calls == serde_json::to_value(w).expect("calls").as_array().expect("list").clone());
         json!({"belongs": belongs, "reason": if belongs { "the calls do what is asked" } else { "nobody asked for this" }})
     }
 }
@@ -367,7 +374,8 @@ fn assert_survived(dir: &Path, done: &Done, reason: &str) {
     assert_eq!((summary["drafts"].as_u64(), summary["admitted"].as_u64()), (Some(0), Some(0)), "{summary}");
     assert_eq!(summary["finished"], true);
     assert!(of_kind(&all, "reflection_written").is_empty() && of_kind(&all, "draft_proposed").is_empty());
-    let contexts: usize = of_kind(&all, "evolution_started").iter().map(|e| e["contexts"].as_array().expect("contexts").len()).sum();
+    let contexts: usize =
+        of_kind(&all, "evolution_started").iter().map(|e| e["contexts"].as_array().expect("contexts").len()).sum();
     assert!(contexts > 0);
     let notes = of_kind(&all, "failure_noted");
     assert_eq!(notes.len(), contexts, "every context that was given up is noted");
@@ -420,7 +428,8 @@ fn what_was_admitted_can_be_solved_by_its_own_solution() {
 fn solve(task: &TaskSpec) -> coevolve::event::Reward {
     use coevolve::agent::{Agent, EpisodeJob, InlineHands, Limits};
     let key = coevolve::event::RolloutKey { step: 0, task: task.id.clone(), draw: 0, k: 0 };
-    let job = EpisodeJob { task: task.clone(), key, group: 0, temperature: 0.0, top_p: 1.0, seed: 0, label: "t".into() };
+    let job =
+        EpisodeJob { task: task.clone(), key, group: 0, temperature: 0.0, top_p: 1.0, seed: 0, label: "t".into() };
     let mut rewards = Vec::new();
     let mut hands = InlineHands::new(Arc::new(Desk::default()));
     ReferenceAgent::new()

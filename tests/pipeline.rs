@@ -4,7 +4,6 @@
 
 mod common;
 
-use common::not_hanging;
 use coevolve::agent::{
     Agent, AgentError, EpisodeJob, EpisodeRecord, Hands, InlineHands, Limits, PlayStats, ReferenceAgent, ScriptedAgent,
 };
@@ -12,6 +11,7 @@ use coevolve::env::desk::Desk;
 use coevolve::env::{EnvError, Environment, Opening, Session, StepReply, TurnReply};
 use coevolve::event::{EndReason, Reward, RolloutKey, TaskSpec, ToolCall};
 use coevolve::pipeline::{Latencies, PipelineError, Plan, play};
+use common::not_hanging;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -183,7 +183,9 @@ fn every_shape_of_threads_and_queues_gives_the_same_records() {
     let wanted = wanted(&scripted, 12);
     let scores: std::collections::BTreeSet<String> = wanted.values().map(|r| format!("{:?}", r.reward)).collect();
     assert!(scores.len() > 1, "all episodes score the same: this proves little");
-    for (threads, workers, concurrent) in [(1, 0, 1), (1, 1, 1), (2, 1, 1), (3, 2, 1), (5, 3, 2), (2, 0, 64), (8, 8, 64)] {
+    for (threads, workers, concurrent) in
+        [(1, 0, 1), (1, 1, 1), (2, 1, 1), (3, 2, 1), (5, 3, 2), (2, 0, 64), (8, 8, 64)]
+    {
         let (result, taken) =
             collect(trouble(Fault::None, ""), Arc::new(scripted), 12, plan(threads, workers, concurrent));
         let stats = result.unwrap_or_else(|e| panic!("{threads} {workers} {concurrent}: {e}"));
@@ -227,8 +229,7 @@ fn a_panicking_environment_stops_the_play_with_its_name() {
     let word = groups(12)[7][0].task.id.clone();
     for (workers, stage) in [(1, "environment"), (3, "environment"), (0, "sampler")] {
         for fault in [Fault::PanicInStep, Fault::PanicInOpen] {
-            let (result, taken) =
-                collect(trouble(fault, &word), Arc::new(scripted), 12, plan(2, workers, 2));
+            let (result, taken) = collect(trouble(fault, &word), Arc::new(scripted), 12, plan(2, workers, 2));
             match result {
                 Err(PipelineError::Panic { stage: found, message }) => {
                     assert_eq!(found, stage);
@@ -312,11 +313,10 @@ fn a_refusing_sink_is_not_asked_again() {
                 Arc::new(Trouble { fault: Fault::None, word: String::new(), started: started.clone() });
             let mut asked = 0;
             let plan = plan(threads, workers, concurrent);
-            let result =
-                play(&env, &ScriptedAgent::new(3), groups(200), &plan, &mut Latencies::default(), &mut |_| {
-                    asked += 1;
-                    if asked == 5 { Err("the disk is full".into()) } else { Ok(()) }
-                });
+            let result = play(&env, &ScriptedAgent::new(3), groups(200), &plan, &mut Latencies::default(), &mut |_| {
+                asked += 1;
+                if asked == 5 { Err("the disk is full".into()) } else { Ok(()) }
+            });
             (result.expect_err("refused"), asked, started.load(Ordering::SeqCst))
         });
         assert!(matches!(&error, PipelineError::Sink(m) if m == "the disk is full"), "{error}");
@@ -349,8 +349,7 @@ fn an_episode_whose_environment_fails_is_unscored_and_its_siblings_are_untouched
     let word = format!("{}/{}/{}", key.task, key.draw, key.k);
     for fault in [Fault::ErrorInReset, Fault::ErrorInStep, Fault::ErrorInEndTurn, Fault::ErrorInEvaluate] {
         for workers in [0, 2] {
-            let (result, taken) =
-                collect(trouble(fault, &word), Arc::new(reference.clone()), 6, plan(2, workers, 3));
+            let (result, taken) = collect(trouble(fault, &word), Arc::new(reference.clone()), 6, plan(2, workers, 3));
             result.expect("one failed episode is not a failed play");
             assert_eq!(taken.len(), wanted.len());
             for record in &taken {
@@ -389,7 +388,6 @@ fn a_play_that_is_stopped_from_outside_says_so() {
 
 #[test]
 fn nothing_to_play_is_no_error() {
-    let (result, taken) =
-        collect(trouble(Fault::None, ""), Arc::new(ScriptedAgent::new(0)), 0, plan(3, 2, 4));
+    let (result, taken) = collect(trouble(Fault::None, ""), Arc::new(ScriptedAgent::new(0)), 0, plan(3, 2, 4));
     assert_eq!((result.expect("plays").episodes, taken.len()), (0, 0));
 }

@@ -6,10 +6,10 @@
 
 mod common;
 
-use common::{Done, coevolve, events, identity, of_kind, run, text, train};
 use coevolve::config::{Layer, load};
 use coevolve::log::{Log, Options};
 use coevolve::world::draw;
+use common::{Done, coevolve, events, identity, of_kind, run, text, train};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -158,20 +158,55 @@ fn a_finished_run_prints_its_summary_again_and_stays_as_it_is() {
     run(&["train", "--preset", "desk-smoke", "--run", text(&dir)]).fails(2, "already holds a run");
 }
 
+/// Starts a run and kills it once its log shows `count` events of `kind`.
+fn kill_once_it_has(dir: &Path, settings: &[&str], kind: &str, count: usize) {
+    let mut child = start(&common::train_args(dir, settings));
+    let seen = || run(&["log", text(dir), "--kind", kind]).stdout.lines().count();
+    while !dir.join("HEAD").exists() || seen() < count {
+        assert!(child.try_wait().expect("wait").is_none(), "it ended before it could be killed");
+    }
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+}
+
+#[test]
+fn a_checkpoint_is_a_cache() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let settings = ["run.steps=40", "run.checkpoint_every=1", "evolve.every=4", "batch.tasks=4"];
+    let straight = train(&tmp.path().join("straight"), &settings);
+    type Spoil = fn(&Path);
+    let spoilings: &[(&str, Spoil)] = &[
+        ("gone", |c| std::fs::remove_dir_all(c).expect("remove")),
+        ("empty", |c| std::fs::write(c.join("version"), "").expect("write")),
+        ("of another version", |c| std::fs::write(c.join("version"), "1000").expect("write")),
+    ];
+    for (name, spoil) in spoilings {
+        let dir = tmp.path().join(name);
+        kill_once_it_has(&dir, &settings, "checkpoint_saved", 3);
+        let mut all: Vec<_> = std::fs::read_dir(dir.join("checkpoints"))
+            .expect("checkpoints")
+            .map(|e| e.expect("entry").path())
+            .collect();
+        all.sort();
+        assert!(all.len() >= 3);
+        // Once only the last, once all of them.
+        spoil(&all[all.len() - 1]);
+        if *name == "gone" {
+            all[..all.len() - 1].iter().for_each(|c| spoil(c));
+        }
+        let summary = run(&["resume", text(&dir), "--json"]).json();
+        assert_eq!(identity(&summary), identity(&straight), "{name}");
+        assert_eq!(summary["anomalies"], 0, "{name}");
+    }
+}
+
 #[test]
 fn a_run_is_resumed_with_other_execution_settings_but_not_with_other_facts() {
     let tmp = tempfile::tempdir().expect("folder");
     let dir = tmp.path().join("r");
     let straight = train(&tmp.path().join("straight"), SHORT);
-    let mut args = common::train_args(&dir, SHORT);
-    args.extend(["--set".into(), "run.threads=2".into()]);
-    // Killed as soon as it has a first event.
-    let mut child = start(&args);
-    while !(dir.join("settings.json").exists() && run(&["log", text(&dir)]).stdout.contains("run_started")) {
-        assert!(child.try_wait().expect("wait").is_none(), "it ended before it could be killed");
-    }
-    child.kill().expect("kill");
-    child.wait().expect("wait");
+    let settings: Vec<&str> = SHORT.iter().copied().chain(["run.threads=2"]).collect();
+    kill_once_it_has(&dir, &settings, "run_started", 1);
     run(&["resume", text(&dir), "--set", "run.steps=3"]).fails(2, "run.steps");
     let resumed = run(&["resume", text(&dir), "--json", "--set", "run.threads=1", "--set", "env.workers=3"]).json();
     assert_eq!(identity(&resumed), identity(&straight));

@@ -44,9 +44,8 @@ impl Notebook for Pages<'_> {
 
     fn context_closed(&self, context: &str) -> bool {
         let Some(recorded) = &self.ledger.state().recorded.round else { return false };
-        let judged = |d: &&DraftProposed| {
-            recorded.validated.contains_key(&d.draft) || recorded.rejected.contains_key(&d.draft)
-        };
+        let judged =
+            |d: &&DraftProposed| recorded.validated.contains_key(&d.draft) || recorded.rejected.contains_key(&d.draft);
         if recorded.drafts.values().filter(|d| d.context == context).any(|d| judged(&d)) {
             return true;
         }

@@ -5,7 +5,9 @@ use crate::learner::kernels::nvrtc;
 use crate::learner::loss::{CorrectionKind, CorrectionLevel, KlKind, LossKind};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
+};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result, Shape};
 
 const ROW_THREADS: u32 = 256;
