@@ -12,6 +12,7 @@ use crate::event::{
 use crate::evolve::validate::validate;
 use crate::evolve::{Bounds, Context, Explorer, Notebook, work_context};
 use crate::world::Stopwatch;
+use std::collections::BTreeMap;
 
 /// The log as the explorer's notebook.
 struct Pages<'a> {
@@ -84,6 +85,7 @@ impl Run {
         let config = admission(&self.settings);
         let mut known = self.known_tasks();
         let (mut drafts, mut admitted) = (0, 0);
+        let mut joined: BTreeMap<String, String> = BTreeMap::new();
         let goal = if round == 0 { self.settings.env.seed_tasks } else { u32::MAX };
         let of = started.contexts.len();
         for (index, spec) in started.contexts.into_iter().enumerate() {
@@ -136,8 +138,16 @@ impl Run {
                         }
                     }
                 };
-                if verdict.accepted {
+                let same = match joined.get(&draft.task.id) {
+                    Some(other) => Some(Some(other.clone())),
+                    None => self.ledger.state().tasks.tasks.get(&draft.task.id).map(|entry| entry.draft.clone()),
+                };
+                if verdict.accepted && same.is_some_and(|other| other.as_ref() != Some(&draft.draft)) {
+                    // Check (e) finds this, too; where it is off, a task still joins D once.
+                    self.reject(&draft, "duplicate", "D holds this very task")?;
+                } else if verdict.accepted {
                     admitted += 1;
+                    joined.insert(draft.task.id.clone(), draft.draft.clone());
                     known.add("training", &draft.task);
                     let origin = if context.spec.kind.is_some() { Origin::Synthesised } else { Origin::Explored };
                     self.ledger.record(
