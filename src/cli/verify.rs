@@ -22,7 +22,7 @@ impl Verify {
     /// Runs it.
     pub fn run(self) -> Result<(), Failure> {
         if !self.dir.is_dir() {
-            return Err(Failure::usage(format!("{} is no folder", self.dir.display())));
+            return Err(Failure::no_folder(&self.dir));
         }
         if self.repair {
             let repaired = repair(&self.dir)?;

@@ -303,7 +303,11 @@ pub fn with_execution(recorded: Settings, now: &Settings, set: &[String]) -> Res
         if !EXECUTION.contains(&key) {
             let known = CATALOGUE.iter().any(|k| k.name == key);
             let hint = if known { " (it is a fact of the run and cannot change; start another run)" } else { "" };
-            return Err(SettingsError::UnknownKey { origin: format!("--set {pair}"), key: key.into(), hint: hint.into() });
+            return Err(SettingsError::UnknownKey {
+                origin: format!("--set {pair}"),
+                key: key.into(),
+                hint: hint.into(),
+            });
         }
     }
     let mut value = toml::Table::try_from(recorded)

@@ -30,8 +30,8 @@ use muon::Muon;
 use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
