@@ -109,23 +109,23 @@ fn unsupported(env: &str) -> ExploreError {
     ExploreError::Unsupported { explorer: "procedural".into(), what: "a narrator".into(), env: env.into() }
 }
 
-/// The turn at which the rollout's calls first leave the solution, and what it called there.
+/// The turn of the task at which the rollout's calls first leave the solution, the tools wanted there, and
+/// the tools called from there on. Calls are compared in order over the whole episode, because questions and
+/// early replies shift the rollout's own count of turns.
 fn divergence(task: &TaskSpec, rollout: &RolloutFinished) -> (usize, Vec<String>, Vec<String>) {
+    let did: Vec<&ToolCall> = rollout.actions.iter().flat_map(|a| &a.calls).collect();
+    let mut at = 0;
     for (i, turn) in task.turns.iter().enumerate() {
-        let did: Vec<&ToolCall> =
-            rollout.actions.iter().filter(|a| a.turn as usize == i).flat_map(|a| &a.calls).collect();
-        let same = did.len() == turn.solution.len() && did.iter().zip(&turn.solution).all(|(a, b)| *a == b);
-        if !same {
-            return (
-                i,
-                turn.solution.iter().map(|c| c.name.clone()).collect(),
-                did.iter().map(|c| c.name.clone()).collect(),
-            );
+        let here = did.get(at..).unwrap_or_default();
+        let same = here.len() >= turn.solution.len() && here.iter().zip(&turn.solution).all(|(a, b)| *a == b);
+        let last = i + 1 == task.turns.len();
+        if !same || last {
+            let wanted = turn.solution.iter().map(|c| c.name.clone()).collect();
+            return (i, wanted, here.iter().map(|c| c.name.clone()).collect());
         }
+        at += turn.solution.len();
     }
-    let last = task.turns.len().saturating_sub(1);
-    let solution = task.turns.last().map(|t| t.solution.iter().map(|c| c.name.clone()).collect()).unwrap_or_default();
-    (last, solution, called_tools(&rollout.actions))
+    (0, Vec::new(), called_tools(&rollout.actions))
 }
 
 impl Explorer for Procedural {
