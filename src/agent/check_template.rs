@@ -2,6 +2,7 @@
 
 use super::template::{ChatTemplate, MAX_TEMPLATE_BYTES, Rendered, Specials};
 use crate::event::json::Json;
+use crate::model::load::load_tokenizer;
 use crate::model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -19,7 +20,8 @@ pub struct CheckError {
 /// Runs one case: `{"template": "path or text", "messages": [..], "tools": [..],
 /// "add_generation_prompt": true, "tokenizer": "path"}` gives `{"text", "ids", "prefix_of_next"}`.
 ///
-/// `template` may be left out when `tokenizer` is a model folder that has one. `ids` is `null` without a
+/// `tokenizer` is a model folder, a `tokenizer.json` or a GGUF file; `template` may be left out when it has
+/// one. `ids` is `null` without a
 /// tokenizer; control tokens that user and tool messages spell out are encoded as ordinary text.
 /// `prefix_of_next`: whether the text is a prefix of what the template renders one exchange later, both
 /// when the reply `ok` is followed by a user message and when it is followed by a tool result.
@@ -35,7 +37,7 @@ pub fn check_template(case: &Json) -> Result<Value, CheckError> {
     let tokenizer = match case.get("tokenizer") {
         None | Some(Json::Null) => None,
         Some(Json::String(path)) => {
-            Some(Tokenizer::from_path(Path::new(path)).map_err(|e| fault("tokenizer", e.to_string()))?)
+            Some(load_tokenizer(Path::new(path)).map_err(|e| fault("tokenizer", e.to_string()))?)
         }
         Some(other) => return Err(fault("tokenizer", format!("must be a path, not {}", other.kind()))),
     };

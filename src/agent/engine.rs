@@ -107,10 +107,15 @@ impl Agent for PolicyAgent {
     }
 }
 
+/// Temperatures in which f32 arithmetic is safe.
+const MIN_TEMPERATURE: f32 = 1e-3;
+const MAX_TEMPERATURE: f32 = 1e3;
+
 fn check(job: &EpisodeJob) -> Result<(), AgentError> {
     let wrong = |what: String| Err(AgentError::Job { episode: job.episode(), what });
-    if !job.temperature.is_finite() || job.temperature < 0.0 {
-        return wrong(format!("temperature {} is not a number >= 0", job.temperature));
+    if job.temperature != 0.0 && !(MIN_TEMPERATURE..=MAX_TEMPERATURE).contains(&job.temperature) {
+        let (t, min, max) = (job.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE);
+        return wrong(format!("temperature {t} is neither 0 nor in [{min}, {max}]"));
     }
     if !(job.top_p > 0.0 && job.top_p <= 1.0) {
         return wrong(format!("top_p {} is not in (0, 1]", job.top_p));

@@ -74,3 +74,7 @@ impl Decode for Network<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[path = "network_tests.rs"]
+mod tests;

@@ -326,7 +326,9 @@ fn the_models_own_context_bounds_the_episode() {
 #[test]
 fn jobs_that_make_no_sense_are_refused() {
     let limits = Limits::default();
-    for (temperature, top_p) in [(-1.0, 1.0), (f32::NAN, 1.0), (1.0, 0.0), (1.0, 1.5), (1.0, f32::NAN)] {
+    for (temperature, top_p) in
+        [(-1.0, 1.0), (f32::NAN, 1.0), (1e-30, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.5), (1.0, f32::NAN)]
+    {
         let bad = EpisodeJob { temperature, top_p, ..job("t", 0, 0) };
         let mut hands = InlineHands::new(Arc::new(toy()));
         let result = agent().play(&mut hands, &[bad], &limits, &mut |_, _| panic!("played"));

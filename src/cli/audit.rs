@@ -3,7 +3,7 @@
 use super::history::History;
 use super::output::{Failure, json, line};
 use clap::Args;
-use coevolve::project::{audit, audit_tree};
+use coevolve::project::{AuditError, audit, audit_tree};
 use std::path::PathBuf;
 
 /// Where a task came from, and what trained on it.
@@ -28,7 +28,10 @@ impl Audit {
         let state = history.state(None)?;
         let mut fetch =
             |seq: u64| history.reader.event(history.branch, seq).map(|s| s.event).map_err(|e| e.to_string());
-        let audit = audit(&state, &self.task, &mut fetch).map_err(Failure::failed)?;
+        let audit = audit(&state, &self.task, &mut fetch).map_err(|e| match e {
+            AuditError::Unknown { .. } => Failure::usage(e),
+            AuditError::Fetch { .. } => Failure::failed(e),
+        })?;
         if self.json { json(&audit) } else { line(audit_tree::render(&audit)) }
     }
 }

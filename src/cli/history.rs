@@ -18,10 +18,7 @@ impl History {
     /// Opens a run folder; a running run may be read too.
     pub fn open(dir: &Path, branch: &str) -> Result<History, Failure> {
         if !dir.is_dir() {
-            return Err(Failure::usage(format!(
-                "{} is no folder; runs lie below runs/ unless --run said otherwise",
-                dir.display()
-            )));
+            return Err(Failure::no_folder(dir));
         }
         let reader = Reader::open(dir)?;
         let branch = reader.branch(branch)?;

@@ -25,10 +25,10 @@ pub struct Log {
     /// Up to this event.
     #[arg(long, value_name = "EVENT")]
     to: Option<String>,
-    /// Go on as events become durable.
+    /// Go on as events become durable, until the run is finished.
     #[arg(long)]
     follow: bool,
-    /// One JSON document a line: seq, branch, time_ms, event.
+    /// One JSON document a line: seq, branch, time_ms, duration_us, llm_*_tokens, event.
     #[arg(long)]
     json: bool,
 }
@@ -49,10 +49,12 @@ impl Log {
         let history = History::open(&self.dir, &self.branch)?;
         let mut next = self.from.as_deref().map(|f| history.position(f)).transpose()?.unwrap_or(1);
         let to = self.to.as_deref().map(|t| history.position(t)).transpose()?;
+        let mut finished = false;
         loop {
             for stamped in history.events(next)? {
                 let stamped = stamped?;
                 next = stamped.seq + 1;
+                finished |= stamped.event.kind() == Kind::RunFinished;
                 if to.is_some_and(|to| stamped.seq > to) {
                     return Ok(());
                 }
@@ -60,7 +62,7 @@ impl Log {
                     self.print(&stamped)?;
                 }
             }
-            if !self.follow || to.is_some_and(|to| next > to) {
+            if !self.follow || finished || to.is_some_and(|to| next > to) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(200));
@@ -71,7 +73,9 @@ impl Log {
     fn print(&self, s: &Stamped) -> Result<(), Failure> {
         if self.json {
             return json(&serde_json::json!({
-                "seq": s.seq, "branch": s.branch, "time_ms": s.meta.time_ms, "duration_us": s.meta.duration_us, "event": s.event,
+                "seq": s.seq, "branch": s.branch, "time_ms": s.meta.time_ms, "duration_us": s.meta.duration_us,
+                "llm_prompt_tokens": s.meta.llm_prompt_tokens, "llm_completion_tokens": s.meta.llm_completion_tokens,
+                "event": s.event,
             }));
         }
         line(format!("{:>8}  {:<22} {}", s.seq, s.event.kind().name(), brief(&s.event)))

@@ -1,9 +1,12 @@
 //! Printing and failing.
 
 use coevolve::config::SettingsError;
+use coevolve::env::EnvError;
+use coevolve::evolve::ExploreError;
 use coevolve::run::RunError;
 use std::fmt::Display;
 use std::io::Write;
+use std::path::Path;
 
 /// What to print on stderr and which code to exit with.
 #[derive(Debug)]
@@ -20,6 +23,11 @@ impl Failure {
         Failure { code: 1, message: message.to_string() }
     }
 
+    /// The run folder is not there.
+    pub fn no_folder(dir: &Path) -> Failure {
+        Failure::usage(format!("{} is no folder; runs lie below runs/ unless --run said otherwise", dir.display()))
+    }
+
     /// The command line or a setting is wrong.
     pub fn usage(message: impl Display) -> Failure {
         Failure { code: 2, message: message.to_string() }
@@ -29,7 +37,11 @@ impl Failure {
 impl From<RunError> for Failure {
     fn from(error: RunError) -> Failure {
         match error {
-            RunError::Settings(e) => Failure::usage(e),
+            RunError::Log(e) => e.into(),
+            // What a person asked for is not here: another command line or an installation helps.
+            RunError::Settings(_) | RunError::Policy { .. } | RunError::NothingToResume { .. } => Failure::usage(error),
+            RunError::Environment(EnvError::Unknown { .. } | EnvError::NotInstalled { .. }) => Failure::usage(error),
+            RunError::Explore(ExploreError::Unsupported { .. }) => Failure::usage(error),
             other => Failure::failed(other),
         }
     }
@@ -43,7 +55,13 @@ impl From<SettingsError> for Failure {
 
 impl From<coevolve::log::Error> for Failure {
     fn from(error: coevolve::log::Error) -> Failure {
-        Failure::failed(error)
+        use coevolve::log::Error;
+        match error {
+            Error::Exists { .. } | Error::Empty { .. } | Error::NoBranch { .. } | Error::NoEvent { .. } => {
+                Failure::usage(error)
+            }
+            other => Failure::failed(other),
+        }
     }
 }
 

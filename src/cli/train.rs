@@ -51,6 +51,9 @@ impl Train {
 pub struct Resume {
     /// Run folder.
     dir: PathBuf,
+    /// Change an execution setting (threads, deadlines, log); facts of the run cannot change.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// Print the summary as one JSON line.
     #[arg(long)]
     json: bool,
@@ -59,10 +62,13 @@ pub struct Resume {
 impl Resume {
     /// Runs it.
     pub fn run(self) -> Result<(), Failure> {
-        let run = match Run::resume(&self.dir, Arc::new(AtomicBool::new(false))) {
+        if !self.dir.is_dir() {
+            return Err(Failure::no_folder(&self.dir));
+        }
+        let run = match Run::resume(&self.dir, &self.set, Arc::new(AtomicBool::new(false))) {
             Ok(run) => run,
-            Err(RunError::NothingToResume { .. }) if self.dir.is_dir() => {
-                Run::restart(&self.dir, Arc::new(AtomicBool::new(false)))?
+            Err(RunError::NothingToResume { .. }) => {
+                Run::restart(&self.dir, &self.set, Arc::new(AtomicBool::new(false)))?
             }
             Err(other) => return Err(other.into()),
         };

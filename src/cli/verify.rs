@@ -22,19 +22,36 @@ impl Verify {
     /// Runs it.
     pub fn run(self) -> Result<(), Failure> {
         if !self.dir.is_dir() {
-            return Err(Failure::usage(format!("{} is no folder", self.dir.display())));
+            return Err(Failure::no_folder(&self.dir));
         }
         if self.repair {
             let repaired = repair(&self.dir)?;
             if !self.json {
-                line(&repaired)?;
+                for note in &repaired.notes {
+                    line(note)?;
+                }
+                line(format!("{} events restored from the sled copy", repaired.restored_events))?;
             }
         }
         let report = verify(&self.dir)?;
         if self.json {
-            json(&report)?
+            json(&report)?;
         } else {
-            line(&report)?
+            for f in &report.findings {
+                let at = f.offset.map_or(String::new(), |o| format!(" at byte {o}"));
+                let event = f.event.map_or(String::new(), |(b, s)| format!(" (event {s} of branch {b})"));
+                line(format!("{}{at}{event}: {}; {}", f.path.display(), f.what, f.remedy))?;
+            }
+            line(format!(
+                "{} events in {} records, {} segments, {} blobs; sled {:?}; {} findings\nfacts digest {}",
+                report.events,
+                report.records,
+                report.segments,
+                report.blobs,
+                report.sled,
+                report.findings.len(),
+                report.facts_digest
+            ))?;
         }
         if report.is_ok() { Ok(()) } else { Err(Failure::failed("the run is damaged; see above")) }
     }

@@ -75,11 +75,15 @@ pub fn preset_names() -> Vec<&'static str> {
 
 /// Applies the layers in order to the defaults and checks the result.
 pub fn load(layers: &[Layer]) -> Result<Settings, SettingsError> {
-    let mut table = toml::Table::try_from(Settings::default())
+    let table = toml::Table::try_from(Settings::default())
         .map_err(|e| SettingsError::Syntax { origin: "defaults".into(), message: e.to_string() })?;
+    over(table, layers)
+}
+
+fn over(mut table: toml::Table, layers: &[Layer]) -> Result<Settings, SettingsError> {
     for layer in layers {
-        let (origin, over) = read(layer)?;
-        for (section, keys) in over {
+        let (origin, values) = read(layer)?;
+        for (section, keys) in values {
             let toml::Value::Table(keys) = keys else {
                 return Err(unknown(&origin, &section));
             };
@@ -252,12 +256,72 @@ pub fn to_toml(settings: &Settings) -> String {
     out
 }
 
-/// Reads settings that a run recorded, and applies further `--set` on top.
+/// Settings that decide how fast and on what a run goes, never what comes out. They are no facts: they are left
+/// out of what a run records, may differ between two equal runs and may be changed when it is resumed.
+pub const EXECUTION: &[&str] = &[
+    "run.threads",
+    "run.checkpoint_every",
+    "env.workers",
+    "env.deadline_ms",
+    "sampling.max_concurrent",
+    "evolve.llm_url",
+    "evolve.llm_key_env",
+    "evolve.llm_timeout_ms",
+    "evolve.llm_retries",
+    "log.group_commit_events",
+    "log.group_commit_bytes",
+    "log.group_commit_us",
+    "log.segment_mib",
+];
+
+/// The settings that are facts, as canonical JSON text: everything but [`EXECUTION`].
+pub fn to_recorded(settings: &Settings) -> Result<String, SettingsError> {
+    let mut value = serde_json::to_value(settings)
+        .map_err(|e| SettingsError::Syntax { origin: "settings".into(), message: e.to_string() })?;
+    for name in EXECUTION {
+        if let Some((section, key)) = name.split_once('.')
+            && let Some(section) = value.get_mut(section).and_then(|s| s.as_object_mut())
+        {
+            section.remove(key);
+        }
+    }
+    Ok(value.to_string())
+}
+
+/// Reads settings that a run recorded; execution settings are the defaults.
 pub fn from_recorded(json: &str, path: &Path) -> Result<Settings, SettingsError> {
     serde_json::from_str(json).map_err(|e| SettingsError::Syntax {
         origin: format!("settings recorded in {}", path.display()),
         message: e.to_string(),
     })
+}
+
+/// Recorded settings with the execution settings of `now` and of `set` (`key=value`).
+pub fn with_execution(recorded: Settings, now: &Settings, set: &[String]) -> Result<Settings, SettingsError> {
+    for pair in set {
+        let key = pair.split_once('=').map_or(pair.as_str(), |p| p.0).trim();
+        if !EXECUTION.contains(&key) {
+            let known = CATALOGUE.iter().any(|k| k.name == key);
+            let hint = if known { " (it is a fact of the run and cannot change; start another run)" } else { "" };
+            return Err(SettingsError::UnknownKey {
+                origin: format!("--set {pair}"),
+                key: key.into(),
+                hint: hint.into(),
+            });
+        }
+    }
+    let mut value = toml::Table::try_from(recorded)
+        .map_err(|e| SettingsError::Syntax { origin: "settings".into(), message: e.to_string() })?;
+    let now = toml::Table::try_from(now).unwrap_or_default();
+    for name in EXECUTION {
+        if let Some((section, key)) = name.split_once('.')
+            && let Some(v) = now.get(section).and_then(|s| s.get(key))
+            && let Some(section) = value.get_mut(section).and_then(|s| s.as_table_mut())
+        {
+            section.insert(key.into(), v.clone());
+        }
+    }
+    over(value, &set.iter().cloned().map(Layer::Set).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -301,6 +365,25 @@ mod tests {
             let path = dir.path().join("s.toml");
             std::fs::write(&path, to_toml(&settings)).expect("write");
             assert_eq!(load(&[Layer::File(path)]).expect("reads back"), settings);
+        }
+    }
+
+    #[test]
+    fn execution_settings_are_no_facts() {
+        let mut a = Settings::default();
+        a.run.threads = 7;
+        a.log.segment_mib = 3;
+        let facts = to_recorded(&a).expect("records");
+        assert_eq!(facts, to_recorded(&Settings::default()).expect("records"));
+        a.run.steps = 5;
+        let facts = to_recorded(&a).expect("records");
+        let back = from_recorded(&facts, Path::new("x")).expect("reads");
+        assert_eq!((back.run.steps, back.run.threads), (5, 0));
+        let back = with_execution(back, &a, &["env.workers=4".into()]).expect("combines");
+        assert_eq!((back.run.steps, back.run.threads, back.env.workers, back.log.segment_mib), (5, 7, 4, 3));
+        assert!(with_execution(back, &a, &["run.steps=9".into()]).is_err());
+        for name in EXECUTION {
+            assert!(CATALOGUE.iter().any(|k| k.name == *name), "{name}");
         }
     }
 

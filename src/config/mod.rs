@@ -6,7 +6,9 @@
 
 mod layers;
 
-pub use layers::{Layer, SettingsError, from_recorded, load, preset_names, to_toml};
+pub use layers::{
+    EXECUTION, Layer, SettingsError, from_recorded, load, preset_names, to_recorded, to_toml, with_execution,
+};
 
 /// One documented key.
 #[derive(Debug, Clone, Copy)]

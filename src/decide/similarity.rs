@@ -1,8 +1,8 @@
 //! When two tasks are near-duplicates of each other (METHOD: stage 3 e).
 //!
 //! Two rules, either suffices:
-//! 1. *same solution*: equal family, and the solutions call the same tools in the same order with the same
-//!    argument values, whatever the wording and the world;
+//! 1. *same solution*: equal family, the solutions call the same tools in the same order with the same argument
+//!    values, and the same information has to be asked for, whatever the wording and the world;
 //! 2. *same words*: the solutions call the same tools in the same order, and the queries agree in token-set
 //!    Jaccard similarity and in token edit similarity, both at or above their thresholds.
 //!
@@ -72,6 +72,7 @@ struct Fingerprint {
     word_set: BTreeSet<String>,
     tools: Vec<String>,
     arguments: Vec<String>,
+    asked: Vec<Option<String>>,
 }
 
 impl Fingerprint {
@@ -85,6 +86,7 @@ impl Fingerprint {
             words,
             tools: calls().map(|c| c.name.clone()).collect(),
             arguments: calls().map(|c| normal_arguments(&c.arguments)).collect(),
+            asked: task.turns.iter().map(|t| t.missing.as_ref().map(|m| m.field.clone())).collect(),
         }
     }
 }
@@ -147,7 +149,9 @@ impl NoveltyIndex {
         let new = Fingerprint::of(task);
         self.known.iter().find_map(|(set, old)| {
             let same_tools = new.tools == old.tools;
-            let same_solution = same_tools && new.family == old.family && new.arguments == old.arguments;
+            let same_solution = same_tools
+                && !new.tools.is_empty()
+                && (&new.family, &new.arguments, &new.asked) == (&old.family, &old.arguments, &old.asked);
             if !same_tools && new.id != old.id {
                 return None;
             }

@@ -40,9 +40,10 @@ pub struct Meta {
 
 macro_rules! events {
     ($($(#[$doc:meta])* $kind:ident = $code:literal, $name:literal, fact $fact:literal;)*) => {
-        /// Any event. The enum is never serialised with rkyv: kind and version stand in the frame.
+        /// Any event. The enum is never serialised with rkyv: kind and version stand in the frame. In JSON the
+        /// kind's name is the field `event` (`kind` is a field of [`v1::SignalRaised`]).
         #[derive(serde::Serialize, serde::Deserialize, Debug, Clone, PartialEq)]
-        #[serde(tag = "kind", rename_all = "snake_case")]
+        #[serde(tag = "event", rename_all = "snake_case")]
         pub enum Event { $($(#[$doc])* $kind($kind),)* }
 
         /// The kind of an event, its code in the frame.

@@ -141,6 +141,9 @@ pub trait Notebook {
     fn round_closed(&self, context: &str, round: u32) -> bool;
     /// The recorded drafts of a context.
     fn drafts(&self, context: &str) -> Vec<DraftProposed>;
+    /// Whether a later fact (a verdict on one of its drafts, or anything of a later context) shows that all
+    /// drafts of the context are recorded.
+    fn context_closed(&self, context: &str) -> bool;
     /// Records one fact.
     fn record(&mut self, event: crate::event::Event);
 }
@@ -159,7 +162,7 @@ pub fn work_context(
     notebook: &mut dyn Notebook,
 ) -> Result<Vec<DraftProposed>, ExploreError> {
     let recorded = notebook.drafts(&context.spec.id);
-    if !recorded.is_empty() {
+    if notebook.context_closed(&context.spec.id) {
         return Ok(recorded);
     }
     let wrap = |source| ExploreError::Environment { context: context.spec.id.clone(), source };
@@ -211,6 +214,12 @@ pub fn work_context(
     }
     let mut drafts = explorer.abstract_drafts(context, &reflection, &playgrounds, &all)?;
     drafts.truncate(context.bounds.max_drafts as usize);
+    // A kill may have cut the recording short: what is recorded stands, whatever an LLM says when asked again.
+    for slot in &mut drafts {
+        if let Some(known) = recorded.iter().find(|d| d.draft == slot.draft) {
+            *slot = known.clone();
+        }
+    }
     for draft in &drafts {
         notebook.record(draft.clone().into());
     }

@@ -52,6 +52,24 @@ impl Procedural {
         Ok(Procedural { env, author, source })
     }
 
+    /// The plans of a round that fit into it, whole, in order.
+    fn plans(
+        &self,
+        context: &Context,
+        reflection: &ReflectionWritten,
+        ground: &TaskSpec,
+        round: u32,
+    ) -> Result<Vec<Vec<ToolCall>>, ExploreError> {
+        let mut room = context.bounds.steps as usize;
+        let mut plans = self.source.plans(context, reflection, ground, round)?;
+        plans.retain(|plan| {
+            let fits = plan.len() <= room;
+            room -= if fits { plan.len() } else { 0 };
+            fits
+        });
+        Ok(plans)
+    }
+
     fn narrator(&self) -> Result<&dyn Narrator, ExploreError> {
         self.env.narrator().ok_or_else(|| unsupported(self.env.name()))
     }
@@ -182,14 +200,9 @@ impl Explorer for Procedural {
         round: u32,
         so_far: &[ExplorationStepTaken],
     ) -> Result<Option<Intent>, ExploreError> {
-        let plans = self.source.plans(context, reflection, playground, round)?;
+        let plans = self.plans(context, reflection, playground, round)?;
         let mut index = so_far.len();
         for (i, plan) in plans.iter().enumerate() {
-            // A plan that no longer fits into the round is not begun.
-            let begun = so_far.len() - index;
-            if begun + plan.len() > context.bounds.steps as usize {
-                return Ok(None);
-            }
             if index < plan.len() {
                 let reasoning = format!("plan {} of {}, call {} of {}", i + 1, plans.len(), index + 1, plan.len());
                 return Ok(Some(Intent { reasoning, call: plan[index].clone() }));
@@ -212,7 +225,7 @@ impl Explorer for Procedural {
             let mine: Vec<&ExplorationStepTaken> = steps.iter().filter(|s| s.round == round).collect();
             let mut at = 0;
             let mut turns: Vec<(TurnSpec, String, String, Vec<(u32, u32)>)> = Vec::new();
-            for plan in self.source.plans(context, reflection, ground, round)? {
+            for plan in self.plans(context, reflection, ground, round)? {
                 let Some(done) = mine.get(at..at + plan.len()) else { break };
                 at += plan.len();
                 let executed: Vec<Executed> = done

@@ -238,3 +238,133 @@ impl<'a> Packer<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{EndReason, Reward};
+    use crate::learner::fake::rollout;
+    use proptest::prelude::*;
+
+    fn by_hand() -> RolloutFinished {
+        RolloutFinished {
+            key: RolloutKey { step: 1, task: "t".into(), draw: 0, k: 0 },
+            policy_version: 0,
+            //         prompt      sampled  tool  sampled
+            ids: vec![10, 11, 12, 20, 21, 30, 22, 31],
+            prompt_len: 3,
+            sampled: vec![(3, 2), (6, 1)],
+            logprobs: vec![-0.1, -0.2, -0.3],
+            actions: Vec::new(),
+            env_steps: 1,
+            reward: Reward::Scored(1.0),
+            end: EndReason::Done,
+        }
+    }
+
+    #[test]
+    fn sampled_tokens_are_predicted_one_position_earlier() {
+        assert_eq!(targets(&by_hand()).unwrap(), [(2, 20), (3, 21), (5, 22)]);
+        let groups = [GroupRollouts { rollouts: vec![by_hand()] }];
+        let updates = updates(&groups, &LearnerConfig::default()).unwrap();
+        let m = &updates[0].micro_batches[0];
+        // Nothing follows the last target's prediction.
+        assert_eq!(m.batch.rows[0].ids, [10, 11, 12, 20, 21, 30]);
+        assert_eq!(m.batch.rows[0].targets, [(2, 20), (3, 21), (5, 22)]);
+        assert_eq!((m.offsets.clone(), m.logp_sampler.clone()), (vec![0, 3], vec![-0.1, -0.2, -0.3]));
+        assert_eq!(m.weights, [1.0 / 3.0]);
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        let broken: [fn(&mut RolloutFinished); 6] = [
+            |r| r.sampled[0].0 = 2,        // inside the prompt
+            |r| r.sampled[1].0 = 4,        // overlaps
+            |r| r.sampled[1].1 = 3,        // past the end
+            |r| r.sampled[1].1 = u32::MAX, // far past the end
+            |r| r.logprobs.truncate(2),    // a log-prob is missing
+            |r| r.sampled.swap(0, 1),      // not sorted
+        ];
+        for (i, damage) in broken.iter().enumerate() {
+            let mut r = by_hand();
+            damage(&mut r);
+            let error = targets(&r).unwrap_err();
+            assert!(matches!(&error, LearnerError::Rollout { rollout, .. } if rollout == "1/t/0/0"), "{i} {error}");
+        }
+        let mut promptless = by_hand();
+        (promptless.prompt_len, promptless.sampled) = (0, vec![(0, 3)]);
+        assert!(targets(&promptless).is_err(), "the first token has nothing that predicts it");
+    }
+
+    #[test]
+    fn an_empty_completion_and_an_unscored_one_are_sequences_without_effect() {
+        let mut empty = by_hand();
+        (empty.key.k, empty.sampled, empty.logprobs, empty.reward) = (1, vec![], vec![], Reward::Scored(0.0));
+        let mut unscored = by_hand();
+        (unscored.key.k, unscored.reward) = (2, Reward::Unscored("worker died".into()));
+        let groups = [GroupRollouts { rollouts: vec![unscored, empty, by_hand()] }];
+        let config = LearnerConfig { loss: crate::learner::LossKind::Grpo, ..LearnerConfig::default() };
+        let update = updates(&groups, &config).unwrap().remove(0);
+        let m = &update.micro_batches[0];
+        // Rewards 1 and 0: std sqrt(1/2). Three sequences share the weight.
+        assert_eq!(m.keys.iter().map(|k| k.k).collect::<Vec<_>>(), [0, 2]);
+        assert!((f64::from(m.advantages[0]) - 0.5 / (0.5f64.sqrt() + 1e-4)).abs() < 1e-6);
+        assert_eq!(m.advantages[1], 0.0);
+        assert_eq!(m.weights, [1.0 / 9.0, 1.0 / 9.0]);
+        let config = LearnerConfig { skip_zero_advantage: true, ..config };
+        let update = updates(&groups, &config).unwrap().remove(0);
+        assert_eq!((update.left_out, update.micro_batches[0].weights.clone()), (1, vec![1.0 / 9.0]));
+    }
+
+    #[test]
+    fn overlong_completions_lose_reward() {
+        let mut long = by_hand();
+        (long.key.k, long.prompt_len) = (1, 3);
+        long.ids.extend([40; 5]);
+        let groups = [GroupRollouts { rollouts: vec![by_hand(), long] }];
+        // Completions of 5 and 10 positions; the ramp begins at 5: equal rewards, but the second loses 0.5.
+        let overlong = Some(crate::learner::loss::Overlong { max: 15, cache: 10, factor: 1.0 });
+        let config = LearnerConfig { overlong, ..LearnerConfig::default() };
+        let update = updates(&groups, &config).unwrap().remove(0);
+        let want = 0.25 / (0.5 / 2f64.sqrt() + 1e-4);
+        assert!((f64::from(update.micro_batches[0].advantages[0]) - want).abs() < 1e-6);
+    }
+
+    proptest! {
+        /// Every sampled token is trained exactly once, within the budget, in canonical order.
+        #[test]
+        fn packing_keeps_every_token(
+            sizes in prop::collection::vec(1u32..6, 1..6),
+            budget in 1u32..80,
+            parts in 1u32..4,
+        ) {
+            let mut rollouts = Vec::new();
+            for (g, size) in sizes.iter().enumerate() {
+                for k in 0..*size {
+                    rollouts.push(rollout(1, &format!("task{g}"), k, 50, Reward::Scored(f64::from(k % 2))));
+                }
+            }
+            let tokens: usize = rollouts.iter().map(|r| r.logprobs.len()).sum();
+            let mut keys: Vec<_> = rollouts.iter().map(|r| r.key.clone()).collect();
+            keys.sort();
+            rollouts.reverse();
+            let groups = group_rollouts(rollouts);
+            let config = LearnerConfig {
+                micro_batch_tokens: budget,
+                updates_per_step: parts,
+                ..LearnerConfig::default()
+            };
+            let updates = updates(&groups, &config).unwrap();
+            prop_assert_eq!(updates.len(), (parts as usize).min(sizes.len()));
+            let all: Vec<&MicroBatch> = updates.iter().flat_map(|u| &u.micro_batches).collect();
+            prop_assert_eq!(all.iter().map(|m| m.tokens()).sum::<usize>(), tokens);
+            prop_assert_eq!(all.iter().flat_map(|m| m.keys.clone()).collect::<Vec<_>>(), keys);
+            for m in all {
+                prop_assert!(m.batch.tokens() <= budget as usize || m.keys.len() == 1);
+                prop_assert_eq!(m.batch.targets(), m.tokens());
+                prop_assert_eq!(m.offsets.len(), m.keys.len() + 1);
+                prop_assert_eq!(m.batch.rows.len(), m.keys.len());
+            }
+        }
+    }
+}

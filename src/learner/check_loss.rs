@@ -340,3 +340,142 @@ fn answer<F: Real>(
         "skipped": total.skip().map(|reason| reason.to_string()),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn close(value: &Value, want: f64) -> bool {
+        value.as_f64().is_some_and(|x| (x - want).abs() < 1e-12)
+    }
+
+    #[test]
+    fn golden_document() {
+        // Group rewards 1, 0: std sqrt(1/2); lengths 2 and 1 of which 2 and 1 are trained.
+        let out = check_loss(&json!({
+            "options": {"loss": "dapo", "beta": 0.0},
+            "rollouts": [
+                {"group": 0, "reward": 1.0, "logp": [-1.0, -2.0], "mask": [1, 1]},
+                {"group": 0, "reward": 0.0, "logp": [-1.0, -5.0], "logp_old": [-1.0, -7.0], "mask": [true, false]},
+            ],
+        }))
+        .unwrap();
+        let a = 0.5 / (0.5f64.sqrt() + 1e-4);
+        assert!(close(&out["advantages"][0], a) && close(&out["advantages"][1], -a));
+        assert!(close(&out["loss"], (-2.0 * a + a) / 3.0), "{out}");
+        assert_eq!(out["policy_loss"], out["loss"]);
+        assert!(close(&out["dloss_dlogp"][0][1], -a / 3.0) && close(&out["dloss_dlogp"][1][0], a / 3.0));
+        assert_eq!(out["dloss_dlogp"][1][1], json!(0.0));
+        assert_eq!((&out["trained_tokens"], &out["skipped"]), (&json!(3), &Value::Null));
+        assert_eq!((&out["kl"], &out["clip_fraction"]), (&json!(0.0), &json!(0.0)));
+    }
+
+    #[test]
+    fn arrays_options_and_overrides() {
+        let rollout = |a: f64| json!({"advantage": a, "logp": [-1.0], "logp_old": [-1.0 - 1.5f64.ln()], "logp_ref": [-0.9], "mask": [1]});
+        let cases = json!([
+            {"options": {"beta": 0.0}, "rollouts": [rollout(1.0)]},
+            {"options": {"beta": 0.0}, "rollouts": [rollout(-1.0)]},
+            {"options": {"beta": 1.0, "kl": "k3", "loss": "gpg"}, "rollouts": [rollout(2.0)]},
+            {"options": {"beta": 1.0}, "rollouts": [rollout(0.0)]},
+            {"options": {"loss": "cispo", "beta": 0.0}, "rollouts": [rollout(1.0)]},
+            {"options": {"dtype": "f32", "beta": 0.0}, "rollouts": [rollout(1.0)]},
+        ]);
+        let out = check_loss(&cases).unwrap();
+        assert!(close(&out[0]["loss"], -1.28) && out[0]["clip_fraction"] == json!(1.0));
+        assert!(close(&out[1]["loss"], 1.5) && close(&out[1]["dloss_dlogp"][0][0], 1.5));
+        assert!(close(&out[2]["loss"], 2.0) && close(&out[2]["dloss_dlogp"][0][0], -2.0));
+        assert!(close(&out[3]["loss"], 0.1f64.exp() - 1.1) && close(&out[3]["kl"], 0.1f64.exp() - 1.1));
+        assert!(close(&out[4]["loss"], 1.5) && close(&out[4]["dloss_dlogp"][0][0], -1.5));
+        assert!((out[5]["loss"].as_f64().unwrap() + 1.28).abs() < 1e-6);
+    }
+
+    #[test]
+    fn unscored_and_skipped() {
+        let out = check_loss(&json!({"rollouts": [
+            {"reward": null, "logp": [-1.0], "mask": [0]},
+            {"reward": 1.0, "logp": [-1.0], "mask": [0]},
+        ]}))
+        .unwrap();
+        assert_eq!((&out["skipped"], &out["loss"]), (&json!("no trained tokens"), &json!(0.0)));
+        assert_eq!(out["advantages"], json!([0.0, 0.0]));
+        assert_eq!(check_loss(&json!({"rollouts": []})).unwrap()["skipped"], json!("no trained tokens"));
+    }
+
+    #[test]
+    fn faults_say_where() {
+        let ok = json!({"reward": 1.0, "logp": [-1.0, -2.0], "mask": [1, 1]});
+        let with = |field: &str, value: Value| {
+            let mut r = ok.clone();
+            r[field] = value;
+            json!({"rollouts": [ok.clone(), r]})
+        };
+        let option = |field: &str, value: Value| json!({"options": {field: value}, "rollouts": [ok.clone()]});
+        for (case, place) in [
+            (json!(3), "$"),
+            (json!({}), "$.rollouts"),
+            (json!([{"rollouts": [ok.clone()]}, {"rollouts": [7]}]), "$[1].rollouts[0]"),
+            (json!({"rollouts": [{"reward": 1.0, "mask": [1]}]}), "$.rollouts[0].logp"),
+            (json!({"rollouts": [{"reward": 1.0, "logp": [-1.0]}]}), "$.rollouts[0].mask"),
+            (json!({"rollouts": [{"logp": [-1.0], "mask": [1]}]}), "$.rollouts[0]"),
+            (with("mask", json!([1])), "$.rollouts[1].mask"),
+            (with("mask", json!([1, 2])), "$.rollouts[1].mask[1]"),
+            (with("logp", json!([-1.0, null])), "$.rollouts[1].logp[1]"),
+            (with("logp_old", json!([-1.0])), "$.rollouts[1].logp_old"),
+            (with("logp_ref", json!("x")), "$.rollouts[1].logp_ref"),
+            (with("reward", json!("high")), "$.rollouts[1].reward"),
+            (with("group", json!([1])), "$.rollouts[1].group"),
+            (option("loss", json!("ppo")), "$.options.loss"),
+            (option("dual_clip", json!(0.5)), "$.options.dual_clip"),
+            (option("epsilon", json!(0.2)), "$.options.epsilon"),
+            (option("correction", json!({"kind": "tis"})), "$.rollouts[0].logp_sampler"),
+            (option("correction", json!({"kind": "tos"})), "$.options.correction"),
+            (option("max_completion_length", json!(0)), "$.options.max_completion_length"),
+            (option("dtype", json!("f16")), "$.options.dtype"),
+            (json!({"rollouts": [ok.clone()], "micro_batches": [[0], [0]]}), "$.micro_batches"),
+            (json!({"rollouts": [ok.clone(), ok.clone()], "micro_batches": [[0]]}), "$.micro_batches"),
+            (json!({"rollouts": [ok.clone()], "micro_batches": [["a"]]}), "$.micro_batches"),
+        ] {
+            match check_loss(&case) {
+                Err(e) => assert_eq!(e.place, place, "{case}: {e}"),
+                Ok(out) => panic!("{case} was accepted: {out}"),
+            }
+        }
+    }
+
+    fn any_json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            "[a-z_]{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            let key = prop::sample::select(vec![
+                "options",
+                "rollouts",
+                "logp",
+                "mask",
+                "reward",
+                "loss",
+                "group",
+                "micro_batches",
+                "beta",
+                "advantage",
+            ]);
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+                prop::collection::btree_map(key.prop_map(String::from), inner, 0..5)
+                    .prop_map(|m| Value::Object(m.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn no_document_panics(document in any_json()) {
+            let _ = check_loss(&document);
+        }
+    }
+}

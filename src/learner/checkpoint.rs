@@ -186,3 +186,103 @@ fn replace_folder(folder: &Path, files: &[(&str, &[u8])]) -> Result<(), LearnerE
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Reward;
+    use crate::learner::batch::{GroupRollouts, group_rollouts};
+    use crate::learner::config::LearnerConfig;
+    use crate::learner::fake::{Bigram, rollout};
+    use crate::learner::step::StepOutcome;
+
+    const V: usize = 10;
+
+    fn learner(seed: u64) -> Learner {
+        let (bigram, weights) = Bigram::new(V, seed);
+        let config = LearnerConfig { learning_rate: 0.01, ..LearnerConfig::default() };
+        Learner::new(Box::new(bigram), weights, config).unwrap()
+    }
+
+    fn groups(step: u32) -> Vec<GroupRollouts> {
+        group_rollouts((0..4).map(|k| rollout(step, "t", k, V, Reward::Scored(f64::from(k % 2)))).collect())
+    }
+
+    fn steps(l: &mut Learner, range: std::ops::Range<u32>) -> Vec<StepOutcome> {
+        range.map(|s| l.step(s, 0.8, &groups(s)).unwrap()).collect()
+    }
+
+    #[test]
+    fn saved_loaded_and_continued_equals_uninterrupted_bit_for_bit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("checkpoints/v3");
+        let mut straight = learner(1);
+        let mut wanted = steps(&mut straight, 1..4);
+        let saved = straight.save(&path).unwrap();
+        wanted.extend(steps(&mut straight, 4..8));
+
+        let mut resumed = learner(1);
+        assert_eq!(resumed.load(&path).unwrap(), saved);
+        assert_eq!((saved.version, saved.optimizer_step, resumed.version()), (3, 3, 3));
+        let got = steps(&mut resumed, 4..8);
+        assert_eq!(got, wanted[3..]);
+        assert_eq!(resumed.trainable().unwrap(), straight.trainable().unwrap());
+        assert_eq!(resumed.optimizer_hash(), straight.optimizer_hash());
+
+        // Saving again replaces; nothing temporary stays.
+        straight.save(&path).unwrap();
+        assert_eq!(info(&path).unwrap().version, 7);
+        let names: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["v3"]);
+    }
+
+    #[test]
+    fn the_file_is_ordinary_safetensors() {
+        let folder = tempfile::tempdir().unwrap();
+        let l = learner(2);
+        l.save(&folder.path().join("c")).unwrap();
+        let tensors = candle_core::safetensors::load(folder.path().join("c").join(WEIGHTS), &Device::Cpu).unwrap();
+        let weights = l.trainable().unwrap();
+        assert_eq!(tensors["table.low"].dims(), [5, 10]);
+        assert_eq!(tensors["table.high"].flatten_all().unwrap().to_vec1::<f32>().unwrap(), weights[50..]);
+        assert_eq!(tensors.len(), 2);
+    }
+
+    #[test]
+    fn every_damaged_byte_is_found_and_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let mut l = learner(3);
+        steps(&mut l, 1..3);
+        l.save(&path).unwrap();
+        let mut other = learner(4);
+        let before = (other.weights_hash().unwrap(), other.optimizer_hash());
+        for name in [WEIGHTS, OPTIMIZER] {
+            let file = path.join(name);
+            let good = fs::read(&file).unwrap();
+            for at in (0..good.len()).step_by(7).chain([good.len() - 1]) {
+                let mut bad = good.clone();
+                bad[at] ^= 0x10;
+                fs::write(&file, &bad).unwrap();
+                // A flipped character in the names of safetensors' free metadata is no damage to weights.
+                if let Err(error) = other.load(&path) {
+                    assert!(
+                        matches!(error, LearnerError::Checkpoint { .. } | LearnerError::OptimizerState(_)),
+                        "{error}"
+                    );
+                    assert_eq!((other.weights_hash().unwrap(), other.optimizer_hash()), before);
+                } else {
+                    assert_eq!(other.weights_hash().unwrap(), l.weights_hash().unwrap());
+                    other = learner(4);
+                }
+            }
+            fs::write(&file, &good[..good.len() / 2]).unwrap();
+            assert!(other.load(&path).is_err());
+            fs::write(&file, &good).unwrap();
+        }
+        fs::remove_file(path.join(MANIFEST)).unwrap();
+        let error = other.load(&path).unwrap_err();
+        assert!(error.to_string().contains(MANIFEST), "{error}");
+        assert_eq!((other.weights_hash().unwrap(), other.optimizer_hash()), before);
+    }
+}

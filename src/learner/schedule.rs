@@ -45,7 +45,7 @@ mod tests {
         assert_eq!(Constant.factor(3, 4, 0, 0.0), 1.0);
         // Half way from update 2 to update 12.
         assert_eq!(Linear.factor(7, 2, 12, 0.0), 0.5);
-        assert_eq!(Linear.factor(7, 2, 12, 0.2), 0.6);
+        assert!((Linear.factor(7, 2, 12, 0.2) - 0.6).abs() < 1e-15);
         assert_eq!(Linear.factor(99, 2, 12, 0.2), 0.2);
         assert!((Cosine.factor(7, 2, 12, 0.0) - 0.5).abs() < 1e-15);
         // cos(pi/4) = sqrt(1/2), a quarter of the way.

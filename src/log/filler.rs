@@ -114,7 +114,7 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &dyn Fn(&dyn Fn(&
         tail.wait_beyond(at, IDLE_WAIT);
         if tail.wait_beyond(at, Duration::ZERO).1 {
             // A closed log publishes nothing more; wait for the stop without spinning.
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }

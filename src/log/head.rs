@@ -9,7 +9,8 @@
 //!      16    8  segment number
 //!      24    8  durable length of that segment, bytes
 //!      32    8  number of the next record
-//!      40   20  reserved, 0        60    4  crc32c of 0..60
+//!      40    8  events of all branches before that position (0 = not known)
+//!      48   12  reserved, 0        60    4  crc32c of 0..60
 //! ```
 //!
 //! Followers read no further than it says. It is itself not flushed: after a power loss it may lag behind
@@ -33,6 +34,8 @@ pub struct Watermark {
     pub offset: u64,
     /// Number of the record that will follow.
     pub next_record: u64,
+    /// Events of all branches before it; 0 = not known.
+    pub events: u64,
 }
 
 fn encode(counter: u64, mark: &Watermark) -> [u8; SLOT] {
@@ -43,6 +46,7 @@ fn encode(counter: u64, mark: &Watermark) -> [u8; SLOT] {
     b[16..24].copy_from_slice(&mark.segment.to_le_bytes());
     b[24..32].copy_from_slice(&mark.offset.to_le_bytes());
     b[32..40].copy_from_slice(&mark.next_record.to_le_bytes());
+    b[40..48].copy_from_slice(&mark.events.to_le_bytes());
     let crc = crc32c::crc32c(&b[..60]);
     b[60..].copy_from_slice(&crc.to_le_bytes());
     b
@@ -52,7 +56,9 @@ fn decode(b: &[u8]) -> Option<(u64, Watermark)> {
     if b.len() < SLOT || b[..4] != MAGIC || b[4..6] != 1u16.to_le_bytes() || crc32c::crc32c(&b[..60]) != u32_le(b, 60) {
         return None;
     }
-    Some((u64_le(b, 8), Watermark { segment: u64_le(b, 16), offset: u64_le(b, 24), next_record: u64_le(b, 32) }))
+    let mark =
+        Watermark { segment: u64_le(b, 16), offset: u64_le(b, 24), next_record: u64_le(b, 32), events: u64_le(b, 40) };
+    Some((u64_le(b, 8), mark))
 }
 
 /// Path of the HEAD file of a run folder.
@@ -129,7 +135,7 @@ mod tests {
     fn newest_whole_slot_wins() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read(dir.path()).unwrap(), None);
-        let mark = |n| Watermark { segment: 1, offset: 100 * n, next_record: n };
+        let mark = |n| Watermark { segment: 1, offset: 100 * n, next_record: n, events: 10 * n };
         let mut head = HeadFile::open(dir.path()).unwrap();
         for n in 1..=3 {
             head.write(&mark(n)).unwrap();

@@ -25,7 +25,10 @@ pub(crate) struct Journal {
     file: File,
     offset: u64,
     next_record: u64,
+    events: u64,
     segment_bytes: u64,
+    /// Whether each append is flushed; only a rebuild that flushes at its end goes without.
+    pub flush_each: bool,
     head: HeadFile,
     faults: Faults,
 }
@@ -53,7 +56,7 @@ impl Journal {
         let file = create_segment(&segments, &header, dir, &[])?;
         let mut head = HeadFile::open(dir)?;
         let offset = SEGMENT_HEADER as u64;
-        head.write(&Watermark { segment: 1, offset, next_record: 1 })?;
+        head.write(&Watermark { segment: 1, offset, next_record: 1, events: 0 })?;
         sync_dir(dir)?;
         Ok(Journal {
             dir: dir.to_path_buf(),
@@ -64,6 +67,8 @@ impl Journal {
             file,
             offset,
             next_record: 1,
+            events: 0,
+            flush_each: true,
             segment_bytes,
             head,
             faults,
@@ -106,7 +111,7 @@ impl Journal {
         let file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;
         let mut head = HeadFile::open(dir)?;
         let next_record = index.next_record();
-        head.write(&Watermark { segment: index.segment, offset: index.offset, next_record })?;
+        head.write(&Watermark { segment: index.segment, offset: index.offset, next_record, events: index.events() })?;
         let journal = Journal {
             dir: dir.to_path_buf(),
             segments,
@@ -116,6 +121,8 @@ impl Journal {
             file,
             offset: index.offset,
             next_record,
+            events: index.events(),
+            flush_each: true,
             segment_bytes,
             head,
             faults,
@@ -144,20 +151,31 @@ impl Journal {
             let torn = std::io::Error::new(std::io::ErrorKind::StorageFull, "write torn by the fault plan");
             return Err(Error::io("write", &path)(torn));
         }
-        self.faults.sync().and_then(|()| self.file.sync_data()).map_err(Error::io("flush", &path))?;
+        if self.flush_each {
+            self.faults.sync().and_then(|()| self.file.sync_data()).map_err(Error::io("flush", &path))?;
+        }
         let at = (self.segment, self.offset, header);
         self.offset += bytes.len() as u64;
         self.next_record += 1;
+        self.events += u64::from(header.count);
         // The acknowledgement rests on the flush above; HEAD only tells readers about it.
         self.head.write(&self.mark())?;
         Ok(at)
     }
 
     fn mark(&self) -> Watermark {
-        Watermark { segment: self.segment, offset: self.offset, next_record: self.next_record }
+        Watermark { segment: self.segment, offset: self.offset, next_record: self.next_record, events: self.events }
+    }
+
+    /// Flushes the open segment.
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.file.sync_all().map_err(Error::io("flush", &self.segments.path(self.segment)))
     }
 
     fn roll(&mut self) -> Result<()> {
+        if !self.flush_each {
+            self.sync()?;
+        }
         let header = SegmentHeader { journal: self.id, segment: self.segment + 1, first_record: self.next_record };
         self.faults.sync().map_err(Error::io("flush", &self.segments.path(header.segment)))?;
         self.file = create_segment(&self.segments, &header, &self.dir, &[])?;
@@ -172,10 +190,15 @@ fn start_of_last_segment(segments: &Segments) -> Result<Watermark> {
     while let Some(number) = numbers.pop() {
         // A last segment whose header never became whole holds nothing.
         if let Ok(header) = segments.header(number) {
-            return Ok(Watermark { segment: number, offset: SEGMENT_HEADER as u64, next_record: header.first_record });
+            return Ok(Watermark {
+                segment: number,
+                offset: SEGMENT_HEADER as u64,
+                next_record: header.first_record,
+                events: 0,
+            });
         }
     }
-    Ok(Watermark { segment: 0, offset: 0, next_record: 1 })
+    Ok(Watermark { segment: 0, offset: 0, next_record: 1, events: 0 })
 }
 
 /// What stands above the watermark.
@@ -184,6 +207,8 @@ struct Tail {
     /// Whole records, verbatim.
     whole: Vec<u8>,
     records: u64,
+    /// Events of all branches up to the last whole record.
+    events: u64,
     /// (segment, from offset, why): a torn rest of that file.
     torn: Option<(u64, u64, String)>,
     /// Segments that begin above the watermark.
@@ -196,7 +221,8 @@ impl Tail {
     fn read(segments: &Segments, durable: &Index, mark: &Watermark) -> Result<Tail> {
         let later: Vec<u64> = segments.list()?.into_iter().filter(|n| *n > mark.segment).collect();
         let len = if mark.segment == 0 { 0 } else { segments.len(mark.segment)? };
-        let mut tail = Tail { journal: None, whole: Vec::new(), records: 0, torn: None, later, len };
+        let mut tail =
+            Tail { journal: None, whole: Vec::new(), records: 0, events: durable.events(), torn: None, later, len };
         let mut index = durable.clone();
         let bad = index.scan(segments, None)?;
         tail.journal = index.journal;
@@ -208,6 +234,7 @@ impl Tail {
             }
             tail.whole.extend_from_slice(&bytes);
             tail.records += 1;
+            tail.events += u64::from(record.header.count);
         }
         if let Some(bad) = bad {
             // The same check as for a bad body: at most one record was in flight.
@@ -257,7 +284,8 @@ impl Tail {
             let header = SegmentHeader { journal: id, segment: number, first_record: mark.next_record };
             create_segment(segments, &header, dir, &self.whole)?;
             let offset = SEGMENT_HEADER as u64 + self.whole.len() as u64;
-            head.write(&Watermark { segment: number, offset, next_record: mark.next_record + self.records })?;
+            let next_record = mark.next_record + self.records;
+            head.write(&Watermark { segment: number, offset, next_record, events: self.events })?;
             notes.push(format!("{} whole records above the watermark were made durable", self.records));
         } else {
             head.write(mark)?;

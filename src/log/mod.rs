@@ -34,12 +34,15 @@ mod memory;
 mod options;
 mod reader;
 mod record;
+mod repair;
 mod sled_store;
 mod store;
+mod survey;
 mod tail;
 #[cfg(test)]
 mod tests;
 mod ticket;
+mod verify;
 mod writer;
 
 pub use error::{Error, Result};
@@ -48,9 +51,11 @@ pub use index::Branch;
 pub use memory::MemoryLog;
 pub use options::{Faults, Options};
 pub use reader::{Events, Reader};
+pub use repair::{Repair, repair};
 pub use store::Log;
 pub use tail::Subscription;
 pub use ticket::Ticket;
+pub use verify::{Finding, Report, SledCheck, verify};
 
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta};

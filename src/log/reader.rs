@@ -5,14 +5,18 @@ use super::index::{Branch, Index, RecordRef, Segments};
 use super::record::{self, JournalId, RECORD_HEADER};
 use super::sled_store::SledStore;
 use super::{BranchId, LEDGER, MAIN, Stamped, blob, head};
-use crate::event::digest::Digest;
+use crate::event::digest::{Digest, FactsDigest};
 use crate::event::{Event, codec, frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::time::Duration;
 
 /// Events are taken from sled in pieces of about this many bytes.
 const SLED_PIECE_BYTES: usize = 1 << 20;
+
+/// How often a follower looks for more.
+const POLL: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 enum Source {
@@ -97,6 +101,22 @@ impl Reader {
             return Err(Error::corrupt(&files.path(bad.segment), bad.offset, bad.what));
         }
         Ok(index.events())
+    }
+
+    /// Waits (polling) until more than `events` events of all branches are durable, at most `timeout`; returns their
+    /// number. For following a run that another process writes.
+    ///
+    /// # Errors
+    /// As [`Reader::refresh`].
+    pub fn wait_beyond(&self, events: u64, timeout: Duration) -> Result<u64> {
+        let tries = (timeout.as_millis() / POLL.as_millis()).max(1);
+        for _ in 0..tries {
+            if self.refresh()? > events {
+                break;
+            }
+            std::thread::sleep(POLL);
+        }
+        self.refresh()
     }
 
     fn index(&self) -> Option<RwLockReadGuard<'_, Index>> {
@@ -219,6 +239,18 @@ impl Reader {
         }
         spans.retain(|(_, first, last)| first <= last);
         Ok(Events { reader: self.clone(), spans, ready: VecDeque::new(), digest: None, failed: false })
+    }
+
+    /// Facts digest of a branch's history up to its present head.
+    ///
+    /// # Errors
+    /// As [`Reader::read`] and its iterator.
+    pub fn facts_digest(&self, branch: BranchId) -> Result<Digest> {
+        let mut facts = FactsDigest::new();
+        for event in self.read(branch, 1)? {
+            facts.add(&event?.event)?;
+        }
+        Ok(facts.value())
     }
 
     /// One event of a branch's history.
@@ -362,7 +394,7 @@ impl Reader {
     }
 }
 
-fn sled_branches(store: &SledStore) -> Result<BTreeMap<BranchId, Branch>> {
+pub(crate) fn sled_branches(store: &SledStore) -> Result<BTreeMap<BranchId, Branch>> {
     let mut out = BTreeMap::new();
     let mut from = 1;
     loop {

@@ -227,6 +227,21 @@ pub fn frames<'a>(header: &RecordHeader, body: &'a [u8]) -> Result<Vec<(frame::F
     Ok(out)
 }
 
+/// Seq of the first event of a damaged body that is not a whole, linked frame.
+pub fn first_bad_event(header: &RecordHeader, body: &[u8]) -> u64 {
+    let (mut rest, mut prev) = (body, header.prev);
+    for seq in header.first_seq..header.first_seq + u64::from(header.count) {
+        match frame::read(rest) {
+            Ok(f) if f.header.seq == seq && f.header.branch == header.branch && f.header.prev == prev => {
+                prev = f.chain();
+                rest = &rest[f.bytes.len()..];
+            }
+            _ => return seq,
+        }
+    }
+    header.first_seq
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

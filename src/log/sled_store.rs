@@ -23,7 +23,6 @@ const OPEN_WAIT: Duration = Duration::from_millis(20);
 /// An open sled copy.
 pub struct SledStore {
     folder: PathBuf,
-    // `None` only while dropping.
     db: sled::Db,
     events: sled::Tree,
     meta: sled::Tree,
@@ -83,13 +82,18 @@ impl SledStore {
     /// # Errors
     /// [`Error::Sled`] when sled refuses, panics, or another process holds it.
     pub fn open(folder: &Path) -> Result<SledStore> {
+        SledStore::open_within(folder, OPEN_TRIES)
+    }
+
+    /// As [`SledStore::open`], waiting for another holder at most `max_tries` times 20 ms.
+    pub fn open_within(folder: &Path, max_tries: u32) -> Result<SledStore> {
         let config = sled::Config::default().path(folder).cache_capacity(CACHE_BYTES);
         let mut tries = 0;
         let db = loop {
             tries += 1;
             match guarded(folder, "open", || config.open()) {
                 Ok(db) => break db,
-                Err(Error::Sled { what, .. }) if tries < OPEN_TRIES && what.contains("WouldBlock") => {
+                Err(Error::Sled { what, .. }) if tries < max_tries && what.contains("WouldBlock") => {
                     std::thread::sleep(OPEN_WAIT);
                 }
                 Err(e) => return Err(e),

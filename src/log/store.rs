@@ -8,6 +8,7 @@ use super::journal::Journal;
 use super::lock::FolderLock;
 use super::options::Options;
 use super::record::journal_id;
+use super::repair;
 use super::tail::{Subscription, Tail};
 use super::ticket::Ticket;
 use super::writer::Writer;
@@ -66,7 +67,10 @@ impl Log {
             return Err(Error::Empty { dir: dir.to_path_buf() });
         }
         let lock = FolderLock::take(dir)?;
-        let (journal, index, notes) = Journal::open(dir, options.segment_bytes, options.faults.clone())?;
+        let mut notes = Vec::new();
+        repair::restore_lost_segments(dir, &mut notes)?;
+        let (journal, index, recovered) = Journal::open(dir, options.segment_bytes, options.faults.clone())?;
+        notes.extend(recovered);
         if !index.has_branch(options.branch) || options.branch == LEDGER {
             return Err(Error::NoBranch { branch: options.branch.to_string() });
         }

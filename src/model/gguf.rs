@@ -29,12 +29,7 @@ use super::tokenizer::{Tokenizer, TokenizerNotes};
 /// # Errors
 /// [`LoadError`] for files that are cut off, garbage, or of an architecture or tokenizer that is not read.
 pub fn load_gguf(path: &Path) -> Result<LoadedModel, LoadError> {
-    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(io(path))?);
-    // candle divides by the file's alignment: a made-up 0 there panics.
-    let content = std::panic::catch_unwind(AssertUnwindSafe(|| Content::read(&mut reader)));
-    let content = content
-        .map_err(|_| malformed(path, "not a GGUF file that can be read"))?
-        .map_err(|e| malformed(path, format!("not a GGUF file that can be read: {e}")))?;
+    let (mut reader, content) = open(path)?;
     let config = config(&content).map_err(model(path))?;
     check_layers(&config).map_err(model(path))?;
     let layout = Layout::new(&config);
@@ -61,6 +56,25 @@ pub fn load_gguf(path: &Path) -> Result<LoadedModel, LoadError> {
         }
     }
     Ok(LoadedModel { config, params, tokenizer })
+}
+
+/// The tokenizer and chat template of a GGUF file; its weights are not read.
+///
+/// # Errors
+/// As [`load_gguf`].
+pub fn load_gguf_tokenizer(path: &Path) -> Result<Tokenizer, LoadError> {
+    let (_, content) = open(path)?;
+    tokenizer(path, &content)
+}
+
+fn open(path: &Path) -> Result<(BufReader<File>, Content), LoadError> {
+    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(io(path))?);
+    // candle divides by the file's alignment: a made-up 0 there panics.
+    let content = std::panic::catch_unwind(AssertUnwindSafe(|| Content::read(&mut reader)));
+    let content = content
+        .map_err(|_| malformed(path, "not a GGUF file that can be read"))?
+        .map_err(|e| malformed(path, format!("not a GGUF file that can be read: {e}")))?;
+    Ok((reader, content))
 }
 
 /// Rows from llama.cpp's order to Hugging Face's; `values` is `[heads * head_dim, columns]`.
@@ -313,5 +327,5 @@ fn split(pre: &str) -> Option<Split> {
 }
 
 #[cfg(test)]
-#[path = "gguf_tests.rs"]
+#[path = "tests/gguf.rs"]
 mod tests;

@@ -6,9 +6,9 @@
 //! weights of this decoder are skipped, see [`is_ignored`]; any other extra tensor is an error, because a
 //! model that silently lost a part would train on.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::config::ModelConfig;
 use super::error::ModelError;
+use super::files::ModelFiles;
 use super::lora::{LoraConfig, LoraLayout, LoraParams, LoraTarget};
 use super::params::{Params, TensorTable};
 use super::tokenizer::{Tokenizer, TokenizerError};
@@ -158,38 +159,68 @@ pub fn weights_hash(flat: &[f32]) -> String {
     hasher.finalize().to_hex().to_string()
 }
 
-/// Loads a model folder, or a GGUF file (recognised by its first four bytes).
+/// Loads a model folder, or a GGUF file.
 ///
 /// # Errors
 /// [`LoadError`] for whatever is not as it should be; the tokenizer's ids must fit the embedding.
 pub fn load_model(path: &Path) -> Result<LoadedModel, LoadError> {
     let meta = std::fs::metadata(path).map_err(io(path))?;
-    let loaded = if meta.is_dir() {
-        let (config, params) = load_folder(path)?;
-        LoadedModel { config, params, tokenizer: Tokenizer::from_path(path)? }
-    } else {
-        super::gguf::load_gguf(path)?
-    };
+    if meta.is_dir() {
+        return load_files(&ModelFiles::Folder(path));
+    }
+    let loaded = super::gguf::load_gguf(path)?;
     loaded.tokenizer.check_vocab(loaded.config.vocab_size)?;
     Ok(loaded)
 }
 
-/// Configuration and weights of a Hugging Face folder.
+/// A tokenizer alone: from a model folder, a `tokenizer.json` or a GGUF file.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_tokenizer(path: &Path) -> Result<Tokenizer, LoadError> {
+    let mut magic = [0u8; 4];
+    let gguf = path.is_file() && std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok();
+    match gguf && &magic == b"GGUF" {
+        true => super::gguf::load_gguf_tokenizer(path),
+        false => Ok(Tokenizer::from_path(path)?),
+    }
+}
+
+/// Loads a model from a folder or from bytes inside the program.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_files(files: &ModelFiles) -> Result<LoadedModel, LoadError> {
+    let (config, params) = load_weights(files)?;
+    let tokenizer = Tokenizer::from_files(files)?;
+    tokenizer.check_vocab(config.vocab_size)?;
+    Ok(LoadedModel { config, params, tokenizer })
+}
+
+/// Configuration and weights of a Hugging Face folder, without its tokenizer.
 ///
 /// # Errors
 /// As [`load_model`].
 pub fn load_folder(folder: &Path) -> Result<(ModelConfig, Params), LoadError> {
-    let config_path = folder.join("config.json");
-    let text = String::from_utf8(read_bounded(&config_path, MAX_JSON_BYTES)?);
+    load_weights(&ModelFiles::Folder(folder))
+}
+
+/// Configuration and weights alone.
+///
+/// # Errors
+/// As [`load_model`].
+pub fn load_weights(files: &ModelFiles) -> Result<(ModelConfig, Params), LoadError> {
+    let config_path = files.path("config.json");
+    let text = String::from_utf8(need(files, "config.json")?.into_owned());
     let text = text.map_err(|e| malformed(&config_path, e))?;
     let config = ModelConfig::from_json(&text).map_err(model(&config_path))?;
     check_layers(&config).map_err(model(&config_path))?;
     let layout = super::params::Layout::new(&config);
-    let files = weight_files(folder)?;
+    let shards = weight_files(files)?;
     let tied = config.tie_word_embeddings;
-    let plan = Plan::check(folder, &files, layout.table(), |name| is_ignored(name, tied))?;
+    let plan = Plan::check(files, &shards, layout.table(), |name| is_ignored(name, tied))?;
     let mut params = Params::zeros(&config);
-    plan.read_into(layout.table(), params.data_mut())?;
+    plan.read_into(files, layout.table(), params.data_mut())?;
     Ok((config, params))
 }
 
@@ -215,15 +246,15 @@ pub fn is_ignored(name: &str, tied: bool) -> bool {
 /// [`LoadError`]; also when the adapter is of another kind (DoRA, rsLoRA, per-module ranks, biases,
 /// embeddings) or does not fit `config`.
 pub fn load_adapter(folder: &Path, config: &ModelConfig) -> Result<LoraParams, LoadError> {
-    let path = folder.join("adapter_config.json");
+    let files = ModelFiles::Folder(folder);
+    let path = files.path("adapter_config.json");
     let value: Value =
-        serde_json::from_slice(&read_bounded(&path, MAX_JSON_BYTES)?).map_err(|e| malformed(&path, e))?;
+        serde_json::from_slice(&need(&files, "adapter_config.json")?).map_err(|e| malformed(&path, e))?;
     let lora = adapter_config(&value).map_err(model(&path))?;
     let layout = LoraLayout::new(config, &lora).map_err(model(&path))?;
-    let file = folder.join("adapter_model.safetensors");
-    let plan = Plan::check(folder, &[file], layout.table(), |_| false)?;
+    let plan = Plan::check(&files, &["adapter_model.safetensors".to_owned()], layout.table(), |_| false)?;
     let mut data = vec![0.0; layout.total()];
-    plan.read_into(layout.table(), &mut data)?;
+    plan.read_into(&files, layout.table(), &mut data)?;
     LoraParams::from_flat(config, &lora, data).map_err(model(&path))
 }
 
@@ -273,21 +304,18 @@ fn adapter_config(value: &Value) -> Result<LoraConfig, ModelError> {
     Ok(LoraConfig { rank, alpha: alpha as f32, targets })
 }
 
-/// The safetensors files of a folder, in order.
-fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
-    let single = folder.join("model.safetensors");
-    let index = folder.join("model.safetensors.index.json");
-    if single.exists() {
-        return Ok(vec![single]);
+/// Names of the safetensors files, in order.
+fn weight_files(files: &ModelFiles) -> Result<Vec<String>, LoadError> {
+    const SINGLE: &str = "model.safetensors";
+    const INDEX: &str = "model.safetensors.index.json";
+    if files.has(SINGLE) {
+        return Ok(vec![SINGLE.to_owned()]);
     }
-    if !index.exists() {
-        return Err(LoadError::Io {
-            path: folder.into(),
-            detail: "neither model.safetensors nor model.safetensors.index.json is there".into(),
-        });
+    if !files.has(INDEX) {
+        return Err(LoadError::Io { path: files.place(), detail: format!("neither {SINGLE} nor {INDEX} is there") });
     }
-    let value: Value =
-        serde_json::from_slice(&read_bounded(&index, MAX_JSON_BYTES)?).map_err(|e| malformed(&index, e))?;
+    let index = files.path(INDEX);
+    let value: Value = serde_json::from_slice(&need(files, INDEX)?).map_err(|e| malformed(&index, e))?;
     let map = value.get("weight_map").and_then(Value::as_object);
     let map = map.ok_or_else(|| malformed(&index, "has no `weight_map` object"))?;
     let mut names = BTreeSet::new();
@@ -299,34 +327,34 @@ fn weight_files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     if names.is_empty() || names.len() > MAX_SHARDS {
         return Err(malformed(&index, format!("names {} files; 1 to {MAX_SHARDS} are read", names.len())));
     }
-    Ok(names.into_iter().map(|n| folder.join(n)).collect())
+    Ok(names.into_iter().map(str::to_owned).collect())
 }
 
-pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, LoadError> {
-    let size = std::fs::metadata(path).map_err(io(path))?.len();
-    if size > limit {
-        return Err(malformed(path, format!("{size} bytes; at most {limit} are read")));
-    }
-    std::fs::read(path).map_err(io(path))
+fn need<'a>(files: &ModelFiles<'a>, name: &str) -> Result<Cow<'a, [u8]>, LoadError> {
+    let path = files.path(name);
+    let missing = || LoadError::Io { path: path.clone(), detail: "there is no such file".into() };
+    files.read(name, MAX_JSON_BYTES).map_err(io(&path))?.ok_or_else(missing)
 }
 
 /// Which tensor is read from where, checked against the layout.
 struct Plan {
-    files: Vec<(PathBuf, u64, Vec<(String, TensorInfo)>)>,
+    /// (file name, offset of its data, tensors in file order).
+    shards: Vec<(String, u64, Vec<(String, TensorInfo)>)>,
 }
 
 impl Plan {
     fn check(
-        place: &Path,
-        files: &[PathBuf],
+        files: &ModelFiles,
+        shards: &[String],
         table: &TensorTable,
         ignored: impl Fn(&str) -> bool,
     ) -> Result<Plan, LoadError> {
         let mut seen = BTreeSet::new();
         let mut extra = Vec::new();
-        let mut plan = Plan { files: Vec::with_capacity(files.len()) };
-        for path in files {
-            let (data_start, metadata) = read_header(path)?;
+        let mut plan = Plan { shards: Vec::with_capacity(shards.len()) };
+        for shard in shards {
+            let path = &files.path(shard);
+            let (data_start, metadata) = read_header(files, shard)?;
             let infos: BTreeMap<String, TensorInfo> =
                 metadata.tensors().into_iter().map(|(name, info)| (name, info.clone())).collect();
             let mut wanted = Vec::new();
@@ -351,25 +379,26 @@ impl Plan {
                 wanted.push((name, info));
             }
             wanted.sort_by_key(|(_, info)| info.data_offsets);
-            plan.files.push((path.clone(), data_start, wanted));
+            plan.shards.push((shard.clone(), data_start, wanted));
         }
         let missing: Vec<&str> =
             table.tensors().iter().map(|t| t.name.as_str()).filter(|n| !seen.contains(*n)).collect();
         if !missing.is_empty() {
             let names = first_names(&missing);
-            return Err(LoadError::Missing { path: place.into(), count: missing.len(), names });
+            return Err(LoadError::Missing { path: files.place(), count: missing.len(), names });
         }
         if !extra.is_empty() {
             let names = first_names(&extra.iter().map(String::as_str).collect::<Vec<_>>());
-            return Err(LoadError::Extra { path: place.into(), count: extra.len(), names });
+            return Err(LoadError::Extra { path: files.place(), count: extra.len(), names });
         }
         Ok(plan)
     }
 
-    fn read_into(&self, table: &TensorTable, flat: &mut [f32]) -> Result<(), LoadError> {
+    fn read_into(&self, files: &ModelFiles, table: &TensorTable, flat: &mut [f32]) -> Result<(), LoadError> {
         let mut bytes = Vec::new();
-        for (path, data_start, wanted) in &self.files {
-            let mut file = BufReader::with_capacity(1 << 20, File::open(path).map_err(io(path))?);
+        for (shard, data_start, wanted) in &self.shards {
+            let path = &files.path(shard);
+            let (mut file, _) = files.open(shard).map_err(io(path))?;
             for (name, info) in wanted {
                 let Some(spec) = table.get(name) else { continue };
                 let (begin, end) = info.data_offsets;
@@ -392,9 +421,9 @@ fn first_names(names: &[&str]) -> String {
 }
 
 /// Reads and checks the header of a safetensors file: offset of the data, and the tensors.
-fn read_header(path: &Path) -> Result<(u64, Metadata), LoadError> {
-    let mut file = File::open(path).map_err(io(path))?;
-    let size = file.metadata().map_err(io(path))?.len();
+fn read_header(files: &ModelFiles, shard: &str) -> Result<(u64, Metadata), LoadError> {
+    let path = &files.path(shard);
+    let (mut file, size) = files.open(shard).map_err(io(path))?;
     let mut length = [0u8; 8];
     file.read_exact(&mut length).map_err(|_| malformed(path, format!("{size} bytes are no safetensors file")))?;
     let length = u64::from_le_bytes(length);
@@ -414,7 +443,7 @@ fn read_header(path: &Path) -> Result<(u64, Metadata), LoadError> {
 }
 
 /// Little-endian values to f32, exactly.
-pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::F32 => {
             for (b, x) in bytes.chunks_exact(4).zip(out) {
@@ -436,5 +465,5 @@ pub(super) fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
 }
 
 #[cfg(test)]
-#[path = "load_tests.rs"]
+#[path = "tests/load.rs"]
 mod tests;

@@ -1,9 +1,10 @@
-//! One decoder for Llama, Qwen2 (2.5) and Qwen3 dense on the CPU, in f32.
+//! One decoder for Llama, Qwen2 (2.5) and Qwen3 dense on the CPU, in f32, and how models come from disk.
 
 pub mod config;
 pub mod decode;
 pub mod embedded;
 pub mod error;
+pub mod files;
 pub mod gguf;
 mod kern;
 pub mod load;
@@ -20,7 +21,11 @@ mod weights;
 pub use config::{Family, ModelConfig};
 pub use decode::{Cache, Decoder, SeqId};
 pub use error::ModelError;
+pub use files::ModelFiles;
+pub use load::{LoadError, LoadedModel, load_adapter, load_model, weights_hash};
 pub use lora::{LoraConfig, LoraLayout, LoraParams, LoraTarget};
 pub use params::{Layout, Params, TensorSpec, TensorTable};
 pub use reference::Reference;
+pub use save::{SaveType, save_adapter, save_folder};
+pub use tokenizer::{Tokenizer, TokenizerError};
 pub use train::{Forward, Sequence, TrainBatch, TrainRow, Trainer};

@@ -4,11 +4,13 @@
 //! `tokenizer_config.json` (bos, eos, chat template), `chat_template.jinja`, `generation_config.json` and
 //! `config.json` (several eos ids).
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use super::files::ModelFiles;
 use super::marked::{Rendered, Specials};
 
 /// Largest tokenizer or configuration file accepted, bytes.
@@ -140,11 +142,22 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Io`] and [`TokenizerError::Malformed`] name the file.
     pub fn from_path(path: &Path) -> Result<Tokenizer, TokenizerError> {
-        if path.is_dir() {
-            let json = read(&path.join("tokenizer.json"))?;
-            return Self::from_bytes(&json, notes_of_folder(path)?);
+        match path.file_name() {
+            Some(name) if !path.is_dir() => {
+                let folder = ModelFiles::Folder(path.parent().unwrap_or(Path::new("")));
+                Self::from_bytes(&need(&folder, &name.to_string_lossy())?, TokenizerNotes::default())
+            }
+            _ => Self::from_files(&ModelFiles::Folder(path)),
         }
-        Self::from_bytes(&read(path)?, TokenizerNotes::default())
+    }
+
+    /// From a model's files: `tokenizer.json` and what stands beside it.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::from_path`].
+    pub fn from_files(files: &ModelFiles) -> Result<Tokenizer, TokenizerError> {
+        let json = need(files, "tokenizer.json")?;
+        Self::from_bytes(&json, notes(files)?)
     }
 
     /// Ids of trusted text; control tokens in it are control tokens. Nothing is put in front or behind.
@@ -266,26 +279,28 @@ impl Tokenizer {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    let io = |e: std::io::Error| TokenizerError::Io { path: path.into(), detail: e.to_string() };
-    let size = std::fs::metadata(path).map_err(io)?.len();
-    if size > MAX_TOKENIZER_BYTES {
-        let detail = format!("{size} bytes, at most {MAX_TOKENIZER_BYTES} are read");
-        return Err(TokenizerError::Io { path: path.into(), detail });
-    }
-    std::fs::read(path).map_err(io)
+fn read<'a>(files: &ModelFiles<'a>, name: &str) -> Result<Option<Cow<'a, [u8]>>, TokenizerError> {
+    let io = |e: std::io::Error| TokenizerError::Io { path: files.path(name), detail: e.to_string() };
+    files.read(name, MAX_TOKENIZER_BYTES).map_err(io)
+}
+
+fn need<'a>(files: &ModelFiles<'a>, name: &str) -> Result<Cow<'a, [u8]>, TokenizerError> {
+    let missing = || TokenizerError::Io { path: files.path(name), detail: "there is no such file".into() };
+    read(files, name)?.ok_or_else(missing)
 }
 
 /// A JSON file that may be absent.
-fn optional_json(path: &Path) -> Result<Value, TokenizerError> {
-    if !path.exists() {
-        return Ok(Value::Null);
+fn optional_json(files: &ModelFiles, name: &str) -> Result<Value, TokenizerError> {
+    match read(files, name)? {
+        None => Ok(Value::Null),
+        Some(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|e| malformed(&files.path(name).display().to_string(), e))
+        }
     }
-    serde_json::from_slice(&read(path)?).map_err(|e| malformed(&path.display().to_string(), e))
 }
 
-fn notes_of_folder(folder: &Path) -> Result<TokenizerNotes, TokenizerError> {
-    let config = optional_json(&folder.join("tokenizer_config.json"))?;
+fn notes(files: &ModelFiles) -> Result<TokenizerNotes, TokenizerError> {
+    let config = optional_json(files, "tokenizer_config.json")?;
     // A token is its text, or an object with the text as `content`.
     let token = |key: &str| {
         let value = config.get(key)?;
@@ -293,7 +308,7 @@ fn notes_of_folder(folder: &Path) -> Result<TokenizerNotes, TokenizerError> {
     };
     let mut eos_ids = Vec::new();
     for file in ["generation_config.json", "config.json"] {
-        let value = optional_json(&folder.join(file))?;
+        let value = optional_json(files, file)?;
         let ids = match value.get("eos_token_id") {
             Some(Value::Array(ids)) => ids.clone(),
             Some(id) => vec![id.clone()],
@@ -305,12 +320,13 @@ fn notes_of_folder(folder: &Path) -> Result<TokenizerNotes, TokenizerError> {
             break;
         }
     }
-    let jinja = folder.join("chat_template.jinja");
-    let chat_template = if jinja.exists() {
-        let text = String::from_utf8(read(&jinja)?);
-        Some(text.map_err(|e| malformed(&jinja.display().to_string(), e))?)
-    } else {
-        template_of(&config)
+    const JINJA: &str = "chat_template.jinja";
+    let chat_template = match read(files, JINJA)? {
+        Some(bytes) => {
+            let text = String::from_utf8(bytes.into_owned());
+            Some(text.map_err(|e| malformed(&files.path(JINJA).display().to_string(), e))?)
+        }
+        None => template_of(&config),
     };
     Ok(TokenizerNotes { bos: token("bos_token"), eos: token("eos_token"), eos_ids, chat_template })
 }
@@ -331,5 +347,5 @@ fn template_of(config: &Value) -> Option<String> {
 }
 
 #[cfg(test)]
-#[path = "tokenizer_tests.rs"]
+#[path = "tests/tokenizer.rs"]
 pub(super) mod tests;

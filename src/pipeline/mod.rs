@@ -69,8 +69,11 @@ impl Poison {
     fn set(&self, error: PipelineError, stop: &AtomicBool) {
         stop.store(true, Ordering::SeqCst);
         let mut slot = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        // `Stopped` is what the other stages report once the first has failed.
-        if slot.is_none() || matches!(*slot, Some(PipelineError::Agent(AgentError::Stopped))) {
+        // What other stages report once the first has failed: they were stopped, or their workers are gone.
+        let follows = |e: &PipelineError| {
+            matches!(e, PipelineError::Agent(AgentError::Stopped) | PipelineError::Agent(AgentError::Hands(_)))
+        };
+        if slot.as_ref().is_none_or(|first| follows(first) && !follows(&error)) {
             *slot = Some(error);
         }
     }
@@ -117,7 +120,11 @@ pub fn play(
     latencies: &mut Latencies,
     sink: &mut dyn FnMut(EpisodeRecord) -> Result<(), String>,
 ) -> Result<PlayStats, PipelineError> {
-    let threads = plan.threads.clamp(1, groups.len().max(1));
+    let most = env.max_sessions().unwrap_or(usize::MAX).max(1);
+    let threads = plan.threads.clamp(1, groups.len().max(1)).min(most);
+    let mut plan = plan.clone();
+    plan.limits.concurrent = plan.limits.concurrent.clamp(1, (most / threads).max(1));
+    let plan = &plan;
     let chunks = split(groups, threads, plan.limits.concurrent);
     // A private flag: poison must not stop the caller's later plays.
     let stop = Arc::new(AtomicBool::new(false));
@@ -139,10 +146,12 @@ pub fn play(
                             mine.record("episode sampling", record.sampling_us);
                             mine.record("episode environment", record.environment_us);
                             // A closed queue means that the sink has failed: the poison says why.
-                            let _ = record_in.send((record, Stopwatch::start()));
+                            if record_in.send((record, Stopwatch::start())).is_err() {
+                                stop.store(true, Ordering::SeqCst);
+                            }
                         };
                         let stats = if pool.is_inline() {
-                            let mut hands = InlineHands::new(env.clone());
+                            let mut hands = pool::Stoppable::new(InlineHands::new(env.clone()), stop.clone());
                             agent.play(&mut hands, &chunk, &plan.limits, &mut done)?
                         } else {
                             let mut hands = pool.hands();

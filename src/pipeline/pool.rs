@@ -130,6 +130,31 @@ fn work(queue: &Receiver<Order>, env: &dyn Environment) {
     }
 }
 
+/// Hands of one thread that end the play once the pipeline is poisoned.
+pub(super) struct Stoppable<H> {
+    hands: H,
+    stop: Arc<AtomicBool>,
+}
+
+impl<H: Hands> Stoppable<H> {
+    pub(super) fn new(hands: H, stop: Arc<AtomicBool>) -> Stoppable<H> {
+        Stoppable { hands, stop }
+    }
+}
+
+impl<H: Hands> Hands for Stoppable<H> {
+    fn submit(&mut self, slot: usize, op: Op) -> Result<(), AgentError> {
+        self.hands.submit(slot, op)
+    }
+
+    fn wait(&mut self, block: bool) -> Result<Vec<(usize, Reply)>, AgentError> {
+        if self.stop.load(Ordering::SeqCst) {
+            return Err(AgentError::Stopped);
+        }
+        self.hands.wait(block)
+    }
+}
+
 /// Hands over the pool, for one sampler.
 pub struct PooledHands {
     env_name: String,

@@ -334,7 +334,8 @@ impl State {
         let round = self.recorded.round.as_mut();
         match event {
             Event::EvolutionStarted(e) => {
-                self.marks.clear();
+                // Marks of later steps, should there be any, wait for the next round.
+                self.marks = self.marks.split_off(&e.step.saturating_add(1));
                 self.lineage.start(e);
                 self.metrics.start_round(e);
                 self.recorded.round = Some(RecordedRound::new(e));

@@ -10,12 +10,14 @@ use crate::event::{
     FailureNoted, Origin, ReflectionWritten, TaskAdmitted,
 };
 use crate::evolve::validate::validate;
-use crate::evolve::{Bounds, Context, Notebook, work_context};
+use crate::evolve::{Bounds, Context, Explorer, Notebook, work_context};
 use crate::world::Stopwatch;
+use std::collections::BTreeMap;
 
 /// The log as the explorer's notebook.
 struct Pages<'a> {
     ledger: &'a mut Ledger,
+    explorer: &'a dyn Explorer,
     failed: Option<RunError>,
     since: Stopwatch,
 }
@@ -41,10 +43,22 @@ impl Notebook for Pages<'_> {
         recorded.drafts.values().filter(|d| d.context == context).cloned().collect()
     }
 
+    fn context_closed(&self, context: &str) -> bool {
+        let Some(recorded) = &self.ledger.state().recorded.round else { return false };
+        let judged =
+            |d: &&DraftProposed| recorded.validated.contains_key(&d.draft) || recorded.rejected.contains_key(&d.draft);
+        if recorded.drafts.values().filter(|d| d.context == context).any(|d| judged(&d)) {
+            return true;
+        }
+        // Contexts are worked in this order, and the log holds a prefix of what was recorded.
+        let mut after = recorded.started.contexts.iter().skip_while(|c| c.id != context).skip(1);
+        after.any(|c| recorded.reflections.contains_key(&c.id))
+    }
+
     fn record(&mut self, event: Event) {
         let spent = self.since.micros();
         self.since = Stopwatch::start();
-        if let Err(error) = self.ledger.record(event, spent) {
+        if let Err(error) = self.ledger.record_asked(event, spent, self.explorer.take_usage()) {
             self.failed.get_or_insert(error);
         }
     }
@@ -71,6 +85,7 @@ impl Run {
         let config = admission(&self.settings);
         let mut known = self.known_tasks();
         let (mut drafts, mut admitted) = (0, 0);
+        let mut joined: BTreeMap<String, String> = BTreeMap::new();
         let goal = if round == 0 { self.settings.env.seed_tasks } else { u32::MAX };
         let of = started.contexts.len();
         for (index, spec) in started.contexts.into_iter().enumerate() {
@@ -82,7 +97,12 @@ impl Run {
                 return Err(crate::pipeline::PipelineError::Agent(crate::agent::AgentError::Stopped).into());
             }
             let context = self.context(spec)?;
-            let mut pages = Pages { ledger: &mut self.ledger, failed: None, since: Stopwatch::start() };
+            let mut pages = Pages {
+                ledger: &mut self.ledger,
+                explorer: explorer.as_ref(),
+                failed: None,
+                since: Stopwatch::start(),
+            };
             let worked = work_context(self.env.as_ref(), explorer.as_ref(), &context, &mut pages);
             if let Some(error) = pages.failed {
                 return Err(error);
@@ -107,7 +127,8 @@ impl Run {
                         let seed = self.settings.run.seed;
                         match validate(&self.env, explorer.as_ref(), &draft, seed, &config, &known) {
                             Ok(verdict) => {
-                                self.ledger.record(verdict.clone(), since.micros())?;
+                                let tokens = explorer.take_usage();
+                                self.ledger.record_asked(verdict.clone(), since.micros(), tokens)?;
                                 verdict
                             }
                             Err(error) => {
@@ -117,8 +138,16 @@ impl Run {
                         }
                     }
                 };
-                if verdict.accepted {
+                let same = match joined.get(&draft.task.id) {
+                    Some(other) => Some(Some(other.clone())),
+                    None => self.ledger.state().tasks.tasks.get(&draft.task.id).map(|entry| entry.draft.clone()),
+                };
+                if verdict.accepted && same.is_some_and(|other| other.as_ref() != Some(&draft.draft)) {
+                    // Check (e) finds this, too; where it is off, a task still joins D once.
+                    self.reject(&draft, "duplicate", "D holds this very task")?;
+                } else if verdict.accepted {
                     admitted += 1;
+                    joined.insert(draft.task.id.clone(), draft.draft.clone());
                     known.add("training", &draft.task);
                     let origin = if context.spec.kind.is_some() { Origin::Synthesised } else { Origin::Explored };
                     self.ledger.record(

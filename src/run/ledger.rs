@@ -30,8 +30,8 @@ impl Ledger {
     }
 
     /// Opens a log and folds what it holds.
-    pub(super) fn open(dir: &Path) -> Result<Ledger, RunError> {
-        match Log::open(dir, Options::default()) {
+    pub(super) fn open(dir: &Path, settings: &config::Log) -> Result<Ledger, RunError> {
+        match Log::open(dir, options(settings)) {
             Ok(log) => Ledger::over(log),
             Err(LogError::Empty { dir }) => Err(RunError::NothingToResume { dir }),
             Err(other) => Err(other.into()),
@@ -84,8 +84,19 @@ impl Ledger {
     /// # Errors
     /// [`RunError::Diverged`] when a fact with the same coordinates but another content is recorded.
     pub(super) fn record(&mut self, event: impl Into<Event>, duration_us: u64) -> Result<(), RunError> {
+        self.record_asked(event, duration_us, (0, 0))
+    }
+
+    /// The same for work that asked an external LLM: `tokens` are those sent and received.
+    pub(super) fn record_asked(
+        &mut self,
+        event: impl Into<Event>,
+        duration_us: u64,
+        tokens: (u64, u64),
+    ) -> Result<(), RunError> {
         let event = event.into();
-        let Some(key) = fact_key(&event) else { return self.append(event, duration_us) };
+        let meta = Meta { llm_prompt_tokens: tokens.0, llm_completion_tokens: tokens.1, ..meta(duration_us) };
+        let Some(key) = fact_key(&event) else { return self.append(event, meta) };
         let new = hash(&event)?;
         match self.open.get(&key) {
             Some(old) if *old == new => Ok(()),
@@ -96,19 +107,19 @@ impl Ledger {
             }),
             None => {
                 self.open.insert(key, new);
-                self.append(event, duration_us)
+                self.append(event, meta)
             }
         }
     }
 
     /// Appends an event that is no fact.
     pub(super) fn note(&mut self, event: impl Into<Event>) -> Result<(), RunError> {
-        self.append(event.into(), 0)
+        self.append(event.into(), meta(0))
     }
 
-    fn append(&mut self, event: Event, duration_us: u64) -> Result<(), RunError> {
+    fn append(&mut self, event: Event, meta: Meta) -> Result<(), RunError> {
         // Nobody waits for a single ticket: `settle` is the barrier, and reports a failed flush.
-        let _ = self.log.append(event, meta(duration_us))?;
+        let _ = self.log.append(event, meta)?;
         Ok(())
     }
 
@@ -160,7 +171,7 @@ impl Past {
         let mut from = 0;
         for saved in self.state.places.checkpoints.values().rev() {
             // A checkpoint is a cache: one that is gone or damaged is passed over.
-            if trainee.load(&dir.join(&saved.path)).is_ok_and(|hash| hash == saved.weights_hash) {
+            if trainee.load(&dir.join(&saved.path), &saved.weights_hash).is_ok() {
                 from = saved.step;
                 break;
             }

@@ -60,7 +60,7 @@ impl Run {
         let started = RunStarted {
             run_id: crate::world::new_run_id(),
             seed: settings.run.seed,
-            settings: canonical(&settings)?,
+            settings: crate::config::to_recorded(&settings)?,
             code_version: env!("CARGO_PKG_VERSION").into(),
             policy_digest: trainee.policy_digest(),
             environment: format!("{} {}", env.name(), env.version()),
@@ -71,13 +71,16 @@ impl Run {
     }
 
     /// Takes up the run in `dir`. With nothing in it but what a kill before the first event leaves, this is
-    /// an error that says to start afresh ([`RunError::NothingToResume`]).
-    pub fn resume(dir: &Path, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
-        let ledger = Ledger::open(dir)?;
+    /// an error that says to start afresh ([`RunError::NothingToResume`]). `set` changes execution settings.
+    pub fn resume(dir: &Path, set: &[String], stop: Arc<AtomicBool>) -> Result<Run, RunError> {
+        let planned = setup::planned_settings(dir).unwrap_or_default();
+        let execution = crate::config::with_execution(planned.clone(), &planned, set)?;
+        let ledger = Ledger::open(dir, &execution.log)?;
         let Some(info) = ledger.state().run.clone() else {
             return Err(RunError::NothingToResume { dir: dir.to_path_buf() });
         };
-        let settings = crate::config::from_recorded(&info.settings, dir)?;
+        let recorded = crate::config::from_recorded(&info.settings, dir)?;
+        let settings = crate::config::with_execution(recorded, &execution, &[])?;
         let env = open_environment(&settings)?;
         let trainee = policy::open(&settings)?;
         let environment = format!("{} {}", env.name(), env.version());
@@ -97,9 +100,11 @@ impl Run {
         Ok(run)
     }
 
-    /// Starts afresh what a kill stopped before its first event, with the settings it left behind.
-    pub fn restart(dir: &Path, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
-        let settings = setup::planned_settings(dir)?;
+    /// Starts afresh what a kill stopped before its first event, with the settings it left behind. `set` changes
+    /// execution settings.
+    pub fn restart(dir: &Path, set: &[String], stop: Arc<AtomicBool>) -> Result<Run, RunError> {
+        let planned = setup::planned_settings(dir)?;
+        let settings = crate::config::with_execution(planned.clone(), &planned, set)?;
         Run::create(dir, settings, stop)
     }
 
@@ -301,10 +306,4 @@ impl Run {
         }
         index
     }
-}
-
-/// Settings as canonical JSON text.
-fn canonical(settings: &Settings) -> Result<String, RunError> {
-    let value = serde_json::to_value(settings).map_err(|e| RunError::internal("settings", e))?;
-    Ok(value.to_string())
 }

@@ -13,7 +13,7 @@ use crate::evolve::Explorer;
 use crate::evolve::client::Endpoint;
 use crate::evolve::llm::Llm;
 use crate::evolve::procedural::Procedural;
-use crate::learner::{Learner, UpdateOutcome, group_rollouts};
+use crate::learner::{Learner, LearnerError, UpdateOutcome, checkpoint, group_rollouts};
 use crate::model::load::{LoadedModel, load_model};
 use crate::model::{Decoder, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params};
 use crate::world::draw;
@@ -43,8 +43,8 @@ pub trait Trainee: Send {
     fn learn(&mut self, step: u32, rollouts: Vec<RolloutFinished>) -> Result<Vec<Update>, RunError>;
     /// Writes a checkpoint; returns the hashes of weights and optimiser state.
     fn save(&self, dir: &Path) -> Result<(String, String), RunError>;
-    /// Takes a checkpoint over; returns the hash of its weights.
-    fn load(&mut self, dir: &Path) -> Result<String, RunError>;
+    /// Takes a checkpoint over if it holds the weights with this hash; on an error nothing has changed.
+    fn load(&mut self, dir: &Path, weights_hash: &str) -> Result<(), RunError>;
 }
 
 /// The policy named by `policy.model`.
@@ -162,11 +162,16 @@ impl Trainee for Scripted {
         Ok((self.weights_hash()?, String::new()))
     }
 
-    fn load(&mut self, dir: &Path) -> Result<String, RunError> {
+    fn load(&mut self, dir: &Path, weights_hash: &str) -> Result<(), RunError> {
         let bad = |message: String| RunError::Policy { model: "scripted".into(), message };
         let text = std::fs::read_to_string(dir.join("version")).map_err(|e| bad(e.to_string()))?;
-        self.version = text.trim().parse().map_err(|_| bad(format!("{} is damaged", dir.display())))?;
-        self.weights_hash()
+        let version = text.trim().parse().map_err(|_| bad(format!("{} is damaged", dir.display())))?;
+        let loaded = Scripted { version, seed: self.seed };
+        if loaded.weights_hash()? != weights_hash {
+            return Err(bad(format!("{} holds other weights than the log names", dir.display())));
+        }
+        *self = loaded;
+        Ok(())
     }
 }
 
@@ -213,7 +218,7 @@ impl Model {
 }
 
 /// Where the SmolLM2 file of `tools/setup-smollm2.sh` lies, below the working folder.
-pub const SMOLLM2: &str = ".coevolve/models/smollm2-135m-instruct.gguf";
+pub const SMOLLM2: &str = ".coevolve/models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// Loads `embedded`, `smollm2`, a folder or a GGUF file.
 pub fn load(model: &str) -> Result<LoadedModel, RunError> {
@@ -322,7 +327,12 @@ impl Trainee for Model {
         Ok((info.weights_hash, info.optimizer_hash))
     }
 
-    fn load(&mut self, dir: &Path) -> Result<String, RunError> {
-        Ok(self.learner.load(dir)?.weights_hash)
+    fn load(&mut self, dir: &Path, weights_hash: &str) -> Result<(), RunError> {
+        let found = checkpoint::info(dir)?.weights_hash;
+        if found != weights_hash {
+            return Err(LearnerError::checkpoint(dir, "holds other weights than the log names").into());
+        }
+        self.learner.load(dir)?;
+        Ok(())
     }
 }

@@ -52,7 +52,8 @@ impl Run {
             environment += record.environment_us;
             let duration = record.sampling_us + record.environment_us;
             if let Reward::Unscored(reason) = &record.reward {
-                let message = format!("rollout {:?}: {reason}; it is unscored, the run goes on", record.key);
+                let RolloutKey { step, task, draw, k } = &record.key;
+                let message = format!("rollout {step}/{task}/{draw}/{k}: {reason}; it is unscored, the run goes on");
                 ledger
                     .note(FailureNoted { stage: "environment".into(), message: message.clone() })
                     .map_err(|e| e.to_string())?;

@@ -90,7 +90,8 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
             *rejected.entry(reason.clone()).or_default() += u64::from(*n);
         }
     }
-    let not_validated: u64 = rejected.iter().filter(|(reason, _)| reason.as_str() != "cap").map(|(_, n)| n).sum();
+    let passed = |d: &&crate::project::Draft| !d.checks.is_empty() && d.checks.iter().all(|c| c.passed);
+    let validated = state.drafts.drafts.values().filter(passed).count() as u64;
     Ok(Summary {
         run: dir.display().to_string(),
         steps: state.recorded.finished_step,
@@ -102,7 +103,7 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
         challenge_after: success(&split(1), true),
         signals,
         drafts,
-        validated: drafts.saturating_sub(not_validated),
+        validated,
         admitted,
         rejected,
         tasks: [Origin::Seed, Origin::Explored, Origin::Synthesised]

@@ -173,7 +173,8 @@ fn y_range(panel: &Panel) -> (f64, f64) {
 fn draw_panel(out: &mut String, panel: &Panel, scale: &Scale, x_axis: bool) {
     let right = WIDTH - RIGHT;
     let bottom = scale.top + PANEL_HEIGHT;
-    let _ = writeln!(out, r#"<text class="head" x="{LEFT}" y="{:.1}">{}</text>"#, scale.top - 8.0, escape(&panel.title));
+    let _ =
+        writeln!(out, r#"<text class="head" x="{LEFT}" y="{:.1}">{}</text>"#, scale.top - 8.0, escape(&panel.title));
     let step = tick_step(scale.y.1 - scale.y.0, 4.0);
     for tick in ticks(scale.y.0, scale.y.1, step) {
         let y = scale.py(tick);

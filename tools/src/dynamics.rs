@@ -89,7 +89,8 @@ impl Dynamics {
     /// Reads the development off a state.
     pub fn of(state: &State) -> Dynamics {
         let metrics = &state.metrics;
-        let steps: BTreeSet<u32> = [0].into_iter().chain(metrics.steps.keys().copied()).chain(metrics.evaluations.keys().copied()).collect();
+        let steps: BTreeSet<u32> =
+            [0].into_iter().chain(metrics.steps.keys().copied()).chain(metrics.evaluations.keys().copied()).collect();
         let splits: BTreeSet<&String> = metrics.evaluations.values().flat_map(|of| of.keys()).collect();
         let run = state.run.as_ref();
         Dynamics {
@@ -100,16 +101,20 @@ impl Dynamics {
             finished: state.recorded.run_finished,
             splits: splits.into_iter().cloned().collect(),
             steps: steps.into_iter().map(|step| row(state, step)).collect(),
-            rounds: metrics.rounds.iter().map(|(round, m)| Round {
-                round: *round,
-                step: m.step,
-                mode: m.mode.clone(),
-                contexts: m.contexts.values().sum::<u32>() + m.unguided,
-                drafts: m.drafts,
-                admitted: m.admitted,
-                rejected: m.rejected.clone(),
-                seconds: state.times.rounds_us.get(round).filter(|us| **us > 0).map(|us| *us as f64 / 1e6),
-            }).collect(),
+            rounds: metrics
+                .rounds
+                .iter()
+                .map(|(round, m)| Round {
+                    round: *round,
+                    step: m.step,
+                    mode: m.mode.clone(),
+                    contexts: m.contexts.values().sum::<u32>() + m.unguided,
+                    drafts: m.drafts,
+                    admitted: m.admitted,
+                    rejected: m.rejected.clone(),
+                    seconds: state.times.rounds_us.get(round).filter(|us| **us > 0).map(|us| *us as f64 / 1e6),
+                })
+                .collect(),
         }
     }
 
@@ -157,6 +162,15 @@ impl Dynamics {
             Panel { title: "Signals".into(), y_label: "raised per step".into(), y_max: None, lines: signals.collect() },
             Panel { title: "Training set D".into(), y_label: "tasks".into(), y_max: None, lines: stacked.collect() },
         ]
+    }
+}
+
+impl Dynamics {
+    /// The plot, with the evolution rounds during training as vertical lines.
+    pub fn svg(&self) -> String {
+        let rounds: Vec<f64> = self.rounds.iter().filter(|r| r.step > 0).map(|r| f64::from(r.step)).collect();
+        let title = format!("Run {}, {}, seed {}", self.run, self.environment, self.seed);
+        crate::chart::svg(&title, "training step", &self.panels(), &rounds, "evolution round")
     }
 }
 

@@ -67,6 +67,25 @@ fn same_solution_whatever_the_words() {
 }
 
 #[test]
+fn having_to_ask_makes_another_task() {
+    let old = task("a", "f", "move x", &[("mv", "{}")]);
+    let mut new = task("b", "f", "shift something", &[("mv", "{}")]);
+    new.turns[0].missing = Some(crate::event::Missing { field: "to".into(), reply: "y".into() });
+    assert_eq!(rule(&old, &new), None);
+    assert_eq!(
+        rule(&new, &{
+            let mut same = new.clone();
+            same.id = "c".into();
+            same
+        }),
+        Some("same solution")
+    );
+    // Without calls only the words can tell.
+    assert_eq!(rule(&task("a", "f", "say hello", &[]), &task("b", "f", "tell me a joke", &[])), None);
+    assert_eq!(rule(&task("a", "f", "say hello", &[]), &task("b", "f", "Say: hello!", &[])), Some("same words"));
+}
+
+#[test]
 fn same_words_need_both_similarities_and_the_same_tools() {
     let twenty = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen \
                   seventeen eighteen nineteen twenty";

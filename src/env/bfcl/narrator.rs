@@ -8,7 +8,8 @@
 //! that result. [`Narrator::understand`] parses the words with its own grammar and executes the calls in a
 //! fresh world to resolve such references; it shares nothing with the writer but the tool descriptions.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 
@@ -36,11 +37,19 @@ const LAST: [&str; 2] = ["Finally, ", "Then "];
 pub struct BfclNarrator {
     catalog: Catalog,
     pool: Arc<Pool>,
+    /// The last proposals: explorers ask for the same ones before every step.
+    proposed: Mutex<VecDeque<(Asked, Vec<Vec<ToolCall>>)>>,
 }
+
+/// The arguments of [`Narrator::propose`].
+type Asked = (String, Vec<String>, Vec<String>, u64, usize);
+
+/// Proposals kept.
+const KEPT: usize = 64;
 
 impl BfclNarrator {
     pub(super) fn new(catalog: Catalog, pool: Arc<Pool>) -> BfclNarrator {
-        BfclNarrator { catalog, pool }
+        BfclNarrator { catalog, pool, proposed: Mutex::default() }
     }
 }
 
@@ -164,7 +173,18 @@ impl Narrator for BfclNarrator {
         if !self.catalog.is_train(base) {
             return Vec::new();
         }
-        propose(&self.catalog, &mut self.pool.session(), base, pattern, tools, seed, count)
+        let asked: Asked = (base.to_owned(), pattern.to_vec(), tools.to_vec(), seed, count);
+        let kept = || self.proposed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, plans)) = kept().iter().find(|(known, _)| *known == asked) {
+            return plans.clone();
+        }
+        let plans = propose(&self.catalog, &mut self.pool.session(), base, pattern, tools, seed, count);
+        let mut kept = kept();
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back((asked, plans.clone()));
+        plans
     }
 }
 

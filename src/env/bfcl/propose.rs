@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 use super::catalog::{Catalog, Param, leaves, squeezed};
 use super::narrator::ground;
 use super::number;
-use crate::env::Session;
 use crate::env::stdio::{WorkerSession, canonical_json};
+use crate::env::{EnvError, Session};
 use crate::event::ToolCall;
 use crate::world::{Draw, draw};
 
@@ -65,16 +65,25 @@ pub(super) fn propose(
         if plans.len() == count {
             break;
         }
-        let mut d = draw(seed, "bfcl propose", &[base, &pattern.join(">"), &i.to_string()]);
-        let mut maker = Maker { catalog, session: &mut *session, base, known: &known, seen: Vec::new() };
-        let skeleton = maker.skeleton(pattern, &mut d);
-        // An error here is a worker failure: later plans may still work with a fresh one.
-        let Some(plan) = maker.make(&skeleton, &mut d) else { continue };
+        let mut attempt = || {
+            let mut d = draw(seed, "bfcl propose", &[base, &pattern.join(">"), &i.to_string()]);
+            let mut maker = Maker { catalog, session: &mut *session, base, known: &known, seen: Vec::new() };
+            let skeleton = maker.skeleton(pattern, &mut d);
+            maker.make(&skeleton, &mut d)
+        };
+        // A worker that failed for a reason of its own (killed, out of memory) must not change the result: the
+        // same draw again, with a fresh one. What fails twice is the draw's fault.
+        let Ok(Some(plan)) = attempt().or_else(|_| attempt()) else { continue };
         let key = plan.iter().map(|c| format!("{}{}", c.name, c.arguments)).collect::<Vec<_>>().join("\n");
         if seen.insert(key) {
             plans.push(plan);
         }
     }
+    // Near the pattern first: by the share of calls whose tool it names, shorter plans first among equals.
+    plans.sort_by_cached_key(|plan| {
+        let strange = plan.iter().filter(|c| !pattern.contains(&c.name)).count();
+        (strange * 60 / plan.len().max(1), plan.len())
+    });
     plans
 }
 
@@ -131,18 +140,18 @@ impl Maker<'_> {
         tool.or_else(|| d.pick(self.known)).cloned().unwrap_or_default()
     }
 
-    fn make(&mut self, skeleton: &[String], d: &mut Draw) -> Option<Vec<ToolCall>> {
+    /// `Ok(None)` when the draw leads to no plan.
+    fn make(&mut self, skeleton: &[String], d: &mut Draw) -> Result<Option<Vec<ToolCall>>, EnvError> {
         let task = ground(self.base, &[]);
-        self.session.reset(&task, "propose", 0).ok()?;
+        self.session.reset(&task, "propose", 0)?;
         let mut plan: Vec<ToolCall> = Vec::new();
         for name in skeleton {
             let mut candidates = vec![name.clone()];
             candidates.extend((0..OTHER_TOOLS).map(|_| self.any_tool(d)));
             'place: for name in candidates {
                 for _ in 0..TRIES {
-                    let Some(call) = self.draw_call(&name, d).filter(|call| !plan.contains(call)) else { continue };
-                    let result = self.run(&call)?;
-                    if let Some(content) = result {
+                    let Some(call) = self.draw_call(&name, d)?.filter(|call| !plan.contains(call)) else { continue };
+                    if let Some(content) = self.run(&call)? {
                         self.seen.extend(leaves(&content));
                         plan.push(call);
                         break 'place;
@@ -151,33 +160,34 @@ impl Maker<'_> {
             }
         }
         if plan.len() < MIN_CALLS {
-            return None;
+            return Ok(None);
         }
         // Failed tries may have moved hidden state (random ids): only what runs from the start counts.
-        self.session.reset(&task, "propose", 0).ok()?;
-        let reply = self.session.step(&plan).ok()?;
+        self.session.reset(&task, "propose", 0)?;
+        let reply = self.session.step(&plan)?;
         if reply.results.iter().any(|r| r.is_error) {
-            return None;
+            return Ok(None);
         }
         // The checker must be able to compare the end state with itself (a folder inside itself it cannot).
         let own = std::slice::from_ref(&plan);
-        let judged = self.session.evaluate_detailed(Some(own)).ok()?;
-        (judged.get("passed") == Some(&Value::Bool(true))).then_some(plan)
+        let judged = self.session.evaluate_detailed(Some(own))?;
+        Ok((judged.get("passed") == Some(&Value::Bool(true))).then_some(plan))
     }
 
-    /// The result, `Some(None)` for an error result, `None` when the worker failed.
-    fn run(&mut self, call: &ToolCall) -> Option<Option<String>> {
-        let result = self.session.step(std::slice::from_ref(call)).ok()?.results.pop()?;
-        Some((!result.is_error).then_some(result.content))
+    /// The result; `Ok(None)` for an error result.
+    fn run(&mut self, call: &ToolCall) -> Result<Option<String>, EnvError> {
+        let result = self.session.step(std::slice::from_ref(call))?.results.pop();
+        Ok(result.filter(|r| !r.is_error).map(|r| r.content))
     }
 
     /// A call with drawn values; `None` if a required parameter has no candidate or the values make no sense.
-    fn draw_call(&mut self, name: &str, d: &mut Draw) -> Option<ToolCall> {
-        let tool = self.catalog.tool(self.base, name)?;
+    fn draw_call(&mut self, name: &str, d: &mut Draw) -> Result<Option<ToolCall>, EnvError> {
+        let Some(tool) = self.catalog.tool(self.base, name) else { return Ok(None) };
         // Names in the current folder are what most file calls need; looking changes nothing.
         let listing = if tool.class == "GorillaFileSystem" && !tool.params.is_empty() {
             let look = ToolCall { name: "ls".into(), arguments: r#"{"a":true}"#.into() };
-            leaves(&self.run(&look)??).into_iter().map(|(_, v)| v).collect()
+            let shown = self.run(&look)?.unwrap_or_default();
+            leaves(&shown).into_iter().map(|(_, v)| v).collect()
         } else {
             Vec::new()
         };
@@ -199,14 +209,15 @@ impl Maker<'_> {
                 Some(value) => {
                     arguments.insert(param.name.clone(), value);
                 }
-                None if param.required => return None,
+                None if param.required => return Ok(None),
                 None => {}
             }
         }
         // From a place to itself, a file compared with itself: nobody asks for that.
         let texts: Vec<&str> = arguments.values().filter_map(Value::as_str).collect();
         let repeated = texts.iter().enumerate().any(|(i, text)| texts[..i].contains(text));
-        (!repeated).then(|| ToolCall { name: name.to_owned(), arguments: canonical_json(&Value::Object(arguments)) })
+        Ok((!repeated)
+            .then(|| ToolCall { name: name.to_owned(), arguments: canonical_json(&Value::Object(arguments)) }))
     }
 
     /// What this plan has brought to light for a parameter: values under its name or under its end (`id` may

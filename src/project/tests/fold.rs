@@ -262,3 +262,43 @@ fn the_digest_sees_every_fact() {
     }
     assert_ne!(fold(&other).digest(), expected);
 }
+
+/// Cost of the digest at the paper's scale: 120 steps of 32 groups of 8, 400 tasks. Prints; asserts nothing about time.
+#[test]
+#[ignore = "a measurement: cargo test --release --lib project::tests::fold::measure -- --ignored --nocapture"]
+fn measure_digest_at_scale() {
+    let mut state = State::new();
+    let mut seq = 0;
+    let mut push = |state: &mut State, event: Event| {
+        seq += 1;
+        state.apply(seq, &event, &Meta::default());
+    };
+    push(&mut state, started("r"));
+    for i in 0..400 {
+        push(&mut state, admitted(&format!("task-{i:032}"), Origin::Seed, None, 0));
+    }
+    let begin = std::time::Instant::now();
+    for step in 1..=120u32 {
+        let tasks: Vec<String> = (0..32).map(|g| format!("task-{:032}", (step * 32 + g) % 400)).collect();
+        let names: Vec<&str> = tasks.iter().map(String::as_str).collect();
+        push(&mut state, planned(step, &names, 8));
+        for (g, task) in names.iter().enumerate() {
+            for k in 0..8 {
+                let score = f64::from(u8::from((k + g as u32 + step).is_multiple_of(3)));
+                push(&mut state, rollout(key(step, task, k), Some(score), &["a", "b", "c"][..(k as usize % 4).min(3)]));
+            }
+        }
+        for raised in state.due_signals(step) {
+            push(&mut state, signal(raised.key, raised.kind, &raised.because.to_string()));
+        }
+        let trained: Vec<(&str, u32)> = names.iter().map(|n| (*n, 8)).collect();
+        push(&mut state, gradient(step, 0, &trained, 0.1));
+        push(&mut state, step_finished(step));
+    }
+    let folded = begin.elapsed();
+    let begin = std::time::Instant::now();
+    let digest = state.digest();
+    let snapshot = serde_json::to_vec(&state).unwrap().len();
+    println!("{seq} events folded in {folded:?}; digest {digest} in {:?}; snapshot {snapshot} bytes", begin.elapsed());
+    assert_eq!(state.anomaly_count, 0);
+}

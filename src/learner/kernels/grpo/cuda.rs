@@ -1,94 +1,28 @@
 //! Launcher of the CUDA kernels. f32, contiguous. The reference is `cpu.rs`.
 
+use super::options::Options;
 use super::{CUDA_SOURCE, HEADER, Inner};
 use crate::learner::kernels::nvrtc;
-use crate::learner::loss::{CorrectionKind, CorrectionLevel, KlKind, LossKind};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::WrapErr;
-use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg,
+};
 use candle_core::{CudaDevice, CudaStorage, Layout, Result, Shape};
 
 const ROW_THREADS: u32 = 256;
 const SEQUENCE_THREADS: u32 = 128;
 
-/// Same fields in the same order as `struct Options` in grpo.cu.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Options {
-    kind: i32,
-    kl: i32,
-    correction: i32,
-    sequence_level: i32,
-    has_old: i32,
-    has_ref: i32,
-    has_sampler: i32,
-    has_delta: i32,
-    has_dual: i32,
-    has_min: i32,
-    low: f32,
-    high: f32,
-    cispo_bound: f32,
-    delta: f32,
-    dual: f32,
-    beta: f32,
-    correction_max: f32,
-    correction_min: f32,
-    entropy_coef: f32,
-}
-
 // SAFETY: repr(C), only 4-byte plain numbers, no padding: the bytes are what the kernel declares.
 unsafe impl DeviceRepr for Options {}
 
-impl Options {
-    fn new(op: &Inner) -> Options {
-        let c = &op.config;
-        let correction = c.correction.as_ref();
-        Options {
-            kind: match c.kind {
-                LossKind::Grpo => 0,
-                LossKind::Dapo => 1,
-                LossKind::DrGrpo => 2,
-                LossKind::Bnpo => 3,
-                LossKind::Gspo => 4,
-                LossKind::Cispo => 5,
-                LossKind::Gpg => 6,
-            },
-            kl: match c.kl {
-                KlKind::K1 => 0,
-                KlKind::K2 => 1,
-                KlKind::K3 => 2,
-            },
-            correction: correction.map_or(0, |c| match c.kind {
-                CorrectionKind::Tis => 1,
-                CorrectionKind::Mis => 2,
-            }),
-            sequence_level: i32::from(correction.is_some_and(|c| c.level == CorrectionLevel::Sequence)),
-            has_old: i32::from(op.tokens.logp_old.is_some()),
-            has_ref: i32::from(op.tokens.logp_ref.is_some() && c.kind != LossKind::Gpg),
-            has_sampler: i32::from(op.tokens.logp_sampler.is_some()),
-            has_delta: i32::from(c.delta.is_some()),
-            has_dual: i32::from(c.dual_clip.is_some()),
-            has_min: i32::from(correction.is_some_and(|c| c.min.is_some())),
-            low: (1.0 - c.epsilon_low) as f32,
-            high: (1.0 + c.epsilon_high) as f32,
-            cispo_bound: c.epsilon_high as f32,
-            delta: c.delta.unwrap_or(0.0) as f32,
-            dual: c.dual_clip.unwrap_or(0.0) as f32,
-            beta: c.beta as f32,
-            correction_max: correction.map_or(0.0, |c| c.max) as f32,
-            correction_min: correction.and_then(|c| c.min).unwrap_or(0.0) as f32,
-            entropy_coef: c.entropy_coef as f32,
-        }
-    }
-}
-
-fn function(device: &CudaDevice, name: &str) -> Result<candle_core::cuda_backend::CudaFunc> {
+fn function(device: &CudaDevice, name: &str) -> Result<CudaFunction> {
     let capability = device.cuda_stream().context().compute_capability().w()?;
     let arch = format!("compute_{}{}", capability.0, capability.1);
     let ptx = nvrtc::cached_ptx(CUDA_SOURCE, "grpo.cu", &arch).map_err(candle_core::Error::wrap)?;
     // candle caches modules by name and ignores the PTX: the name holds a hash of the source.
     let hash = blake3::hash(CUDA_SOURCE.as_bytes()).to_hex();
-    device.get_or_load_custom_func(name, &format!("grpo_{}", &hash[..16]), &ptx)
+    Ok(device.get_or_load_custom_func(name, &format!("grpo_{}", &hash[..16]), &ptx)?.into_cuda_function())
 }
 
 fn view<'a>(storage: &'a CudaStorage, layout: &Layout, what: &str) -> Result<CudaView<'a, f32>> {
@@ -122,6 +56,7 @@ pub(super) fn forward(
     v: usize,
 ) -> Result<(CudaStorage, Shape)> {
     let device = logits.device().clone();
+    let stream = device.cuda_stream();
     let x = view(logits, layout, "logits")?;
     let sequences = op.tokens.advantages.len();
     let (rows, vocabulary, count) = (dim("rows", n)?, dim("logits", v)?, dim("sequences", sequences)?);
@@ -144,20 +79,20 @@ pub(super) fn forward(
     let inverse_temperature = (1.0 / op.temperature) as f32;
 
     let f = function(&device, "grpo_rows")?;
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     launch.arg(&x).arg(&targets).arg(&mask).arg(&mut out).arg(&rows).arg(&vocabulary).arg(&inverse_temperature);
     // SAFETY: the arguments are those of grpo_rows; n blocks read n rows of v logits and write out[8..8 + 3n].
     unsafe { launch.launch(blocks(n, ROW_THREADS)) }.w()?;
 
     let f = function(&device, "grpo_sequences")?;
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     launch.arg(&mut out).arg(&mask).arg(&offsets).arg(&advantages).arg(&weights).arg(&old).arg(&reference);
     launch.arg(&sampler).arg(&mut partial).arg(&rows).arg(&options);
     // SAFETY: offsets were checked to rise from 0 to n, optional arrays are read only where their flag is set.
     unsafe { launch.launch(blocks(sequences, SEQUENCE_THREADS)) }.w()?;
 
     let f = function(&device, "grpo_total")?;
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     launch.arg(&partial).arg(&weights).arg(&mut out).arg(&count).arg(&options.beta).arg(&options.entropy_coef);
     // SAFETY: reads 7 sums and one weight per sequence, writes the header.
     unsafe { launch.launch(blocks(1, 32)) }.w()?;
@@ -178,6 +113,7 @@ pub(super) fn backward(
     v: usize,
 ) -> Result<CudaStorage> {
     let device = logits.device().clone();
+    let stream = device.cuda_stream();
     let mut out = device.alloc_zeros::<f32>(n * v)?;
     if n > 0 {
         let x = view(logits, l1, "logits")?;
@@ -186,7 +122,7 @@ pub(super) fn backward(
         let (rows, vocabulary) = (dim("rows", n)?, dim("logits", v)?);
         let inverse_temperature = (1.0 / op.temperature) as f32;
         let f = function(&device, "grpo_backward")?;
-        let mut launch = f.builder();
+        let mut launch = stream.launch_builder(&f);
         launch.arg(&x).arg(&mut out).arg(&r).arg(&g).arg(&targets).arg(&mask).arg(&rows).arg(&vocabulary);
         launch.arg(&inverse_temperature);
         // SAFETY: n blocks read and write n rows of v values; result has 8 + 5n values, gradient at least one.
@@ -207,6 +143,7 @@ pub(super) fn backward_in_place(
         return Ok(());
     }
     let device = logits.device().clone();
+    let stream = device.cuda_stream();
     let Some((from, to)) = l1.contiguous_offsets() else {
         candle_core::bail!("grpo-loss: logits must be contiguous");
     };
@@ -216,7 +153,7 @@ pub(super) fn backward_in_place(
     let inverse_temperature = (1.0 / op.temperature) as f32;
     let f = function(&device, "grpo_backward")?;
     let x = logits.as_cuda_slice::<f32>()?.slice(from..to);
-    let mut launch = f.builder();
+    let mut launch = stream.launch_builder(&f);
     // The kernel reads each value before it overwrites it, so both pointers are the logits.
     launch.arg(&x).arg(&x).arg(&r).arg(&g).arg(&targets).arg(&mask).arg(&rows).arg(&vocabulary);
     launch.arg(&inverse_temperature);

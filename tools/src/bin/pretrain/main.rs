@@ -18,7 +18,7 @@ use coevolve::agent::{Agent, ModelPolicy, PolicyAgent};
 use coevolve::config::Settings;
 use coevolve::env::Environment;
 use coevolve::env::desk::{Desk, Limits as DeskLimits};
-use coevolve::learner::{AdamW, AdamWConfig};
+use coevolve::learner::adamw::{AdamW, AdamWConfig, clip_scale, grad_norm};
 use coevolve::model::load::LoadedModel;
 use coevolve::model::save::{SaveType, save_folder};
 use coevolve::model::train::{Sequence, TrainBatch, Trainer};
@@ -31,6 +31,13 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Updates whose examples are made ahead.
+const AHEAD: usize = 4;
 
 #[derive(Parser, Debug, Clone)]
 #[command(about = "Pretrains the embedded policy on desk demonstrations")]
@@ -81,6 +88,8 @@ struct Args {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
+    // SAFETY: no other thread runs yet. Unset, candle reads /proc/cpuinfo on every matmul.
+    unsafe { std::env::set_var("RAYON_NUM_THREADS", args.threads.to_string()) };
     let tokenizer = data::tokenizer()?;
     let config = ModelConfig {
         family: Family::Qwen3,
@@ -106,18 +115,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     eprintln!("{} parameters, vocabulary {}", params.data().len(), tokenizer.vocab_size());
     let mut model = LoadedModel { config: config.clone(), params, tokenizer };
-    let demos = Demos::new(&model, args.seed, args.habits)?;
+    let updates = args.sequences / args.batch;
+    let examples = produce(Demos::new(&model, args.seed, args.habits)?, &args, updates);
     let mut trainer = Trainer::new(&config, args.threads)?;
     let mut optimizer = Optimizer::new(&model.params, args.threads);
     let mut gradient = vec![0f32; model.params.data().len()];
-    let updates = args.sequences / args.batch;
     let (watch, mut tokens, mut since_eval) = (Stopwatch::start(), 0usize, 0usize);
     let (mut loss_sum, mut loss_count) = (0f64, 0usize);
     for update in 0..updates {
         let fraction = update as f64 / updates as f64;
-        let progress = if args.init.is_some() { 0.5 + 0.5 * fraction } else { fraction };
-        let examples: Vec<Example> =
-            (0..args.batch).map(|i| demos.example(update * args.batch + i, progress)).collect::<Result<_, _>>()?;
+        let examples = examples.recv()??;
         let mut batch = TrainBatch::default();
         for e in &examples {
             batch.push_group(&[Sequence { ids: &e.ids, targets: &e.targets }]);
@@ -156,6 +163,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     Ok(())
+}
+
+/// Makes the examples of every update on a thread of its own, in order.
+fn produce(demos: Demos, args: &Args, updates: usize) -> Receiver<Result<Vec<Example>, String>> {
+    let (sender, receiver) = sync_channel(AHEAD);
+    let (batch, start) = (args.batch, if args.init.is_some() { 0.5 } else { 0.0 });
+    std::thread::spawn(move || {
+        for update in 0..updates {
+            let progress = start + (1.0 - start) * update as f64 / updates as f64;
+            let examples: Result<Vec<Example>, String> =
+                (0..batch).map(|i| demos.example(update * batch + i, progress).map_err(|e| e.to_string())).collect();
+            if sender.send(examples).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 /// Normal weights: embedding 0.02, matrices 1/sqrt(inputs), those that write to the residual stream half.
@@ -199,8 +223,8 @@ impl Optimizer {
     }
 
     fn step(&mut self, params: &mut Params, gradient: &[f32], muon: f64, adam: f64) -> Result<(), Box<dyn Error>> {
-        let norm = coevolve::learner::grad_norm(gradient);
-        let scale = coevolve::learner::clip_scale(norm, 1.0);
+        let norm = grad_norm(gradient);
+        let scale = clip_scale(norm, 1.0);
         for (range, state) in &mut self.matrices {
             state.step(&mut params.data_mut()[range.clone()], &gradient[range.clone()], muon as f32)?;
         }

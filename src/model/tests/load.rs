@@ -204,6 +204,13 @@ fn whole_models_have_a_digest_over_everything() {
     let mut other = first.clone();
     other.params.data_mut()[100] += 1.0;
     assert_ne!(first.digest(), other.digest());
+    // The same files as bytes inside the program.
+    let names =
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json"];
+    let bytes = names.map(|n| std::fs::read(folder.join(n)).unwrap());
+    let memory: Vec<(&str, &[u8])> = names.into_iter().zip(bytes.iter().map(Vec::as_slice)).collect();
+    assert_eq!(load_files(&ModelFiles::Memory(&memory)).unwrap().digest(), first.digest());
+    assert!(matches!(load_files(&ModelFiles::Memory(&memory[1..])), Err(LoadError::Io { .. })));
     // Saving replaces what was there, stale leftovers of a kill included.
     std::fs::create_dir(dir.path().join(".m.tmp")).unwrap();
     std::fs::write(folder.join("stale"), "x").unwrap();

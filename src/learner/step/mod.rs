@@ -1,14 +1,14 @@
 //! The learner: trainable weights, optimiser state, and one training step over recorded rollouts.
 
-use super::adamw::{AdamW, AdamWConfig, AdamWOp, clip_scale, grad_norm};
-use super::batch::{GroupRollouts, MicroBatch, UpdateBatch, updates};
-use super::compute::{Compute, ModelCompute};
-use super::config::LearnerConfig;
-use super::error::LearnerError;
-use super::kernels::f32_slice;
-use super::loss::{LossOutput, SkipReason, Summary};
-use super::ops::{ModelOp, SharedCompute, Slot, TokenConstants, TokenLossOp, lock};
 use crate::event::{Event, GradientStepTaken, StepSkipped};
+use crate::learner::adamw::{AdamW, AdamWConfig, AdamWOp, clip_scale, grad_norm};
+use crate::learner::batch::{GroupRollouts, MicroBatch, UpdateBatch, updates};
+use crate::learner::compute::{Compute, ModelCompute};
+use crate::learner::config::LearnerConfig;
+use crate::learner::error::LearnerError;
+use crate::learner::kernels::f32_slice;
+use crate::learner::loss::{LossOutput, SkipReason, Summary};
+use crate::learner::ops::{ModelOp, SharedCompute, Slot, TokenConstants, TokenLossOp, lock};
 use crate::model::{LoraParams, ModelConfig, Params};
 use candle_core::{Device, Storage, Tensor, Var};
 use std::sync::{Arc, Mutex};
@@ -48,12 +48,12 @@ pub struct StepOutcome {
 
 /// Trainable weights with their optimiser. One per run.
 pub struct Learner {
-    pub(super) config: LearnerConfig,
+    pub(in crate::learner) config: LearnerConfig,
     compute: SharedCompute,
-    pub(super) weights: Var,
-    pub(super) optimizer: AdamW,
-    pub(super) version: u32,
-    pub(super) skips_in_row: u32,
+    pub(in crate::learner) weights: Var,
+    pub(in crate::learner) optimizer: AdamW,
+    pub(in crate::learner) version: u32,
+    pub(in crate::learner) skips_in_row: u32,
 }
 
 impl std::fmt::Debug for Learner {
@@ -124,7 +124,7 @@ impl Learner {
     }
 
     /// The model behind the learner.
-    pub(super) fn compute(&self) -> &SharedCompute {
+    pub(in crate::learner) fn compute(&self) -> &SharedCompute {
         &self.compute
     }
 
@@ -144,7 +144,7 @@ impl Learner {
 
     /// BLAKE3 of the trainable weights' little-endian f32 bytes, hex.
     pub fn weights_hash(&self) -> Result<String, LearnerError> {
-        self.with_trainable(super::checkpoint::weights_hash)
+        self.with_trainable(crate::learner::checkpoint::weights_hash)
     }
 
     /// BLAKE3 of the optimiser state, hex.
@@ -328,3 +328,8 @@ impl Learner {
         Ok((summary, gradient.to_vec1::<f32>()?))
     }
 }
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod tests;

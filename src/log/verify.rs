@@ -1,0 +1,271 @@
+//! `verify`: is every byte of a run what it was when it was acknowledged?
+
+use super::error::Result;
+use super::record::{self, RECORD_HEADER};
+use super::sled_store::SledStore;
+use super::survey::{Piece, Survey, Whole, survey};
+use super::{BranchId, MAIN, blob};
+use crate::event::digest::{Digest, FactsDigest};
+use crate::event::{codec, frame};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Tries of 20 ms to get at a sled copy that may be in use.
+const SLED_TRIES: u32 = 5;
+
+/// Something that is not as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Finding {
+    /// The file or folder.
+    pub path: PathBuf,
+    /// Where in it, bytes.
+    pub offset: Option<u64>,
+    /// First event (branch, seq) that is hit, as far as known.
+    pub event: Option<(BranchId, u64)>,
+    /// What was found.
+    pub what: String,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// How the sled copy compares with the journal.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SledCheck {
+    /// There is none; the next opening for writing makes it.
+    Absent,
+    /// It could not be opened, usually because the run is being written.
+    Skipped(String),
+    /// Compared event by event.
+    Compared {
+        /// Events that are equal.
+        equal: u64,
+        /// Events it does not hold yet (it is filled behind the journal).
+        behind: u64,
+    },
+}
+
+/// What `verify` found.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Report {
+    /// Segment files.
+    pub segments: u64,
+    /// Whole records.
+    pub records: u64,
+    /// Whole events of all branches.
+    pub events: u64,
+    /// Bytes of segment files.
+    pub bytes: u64,
+    /// Payload files that events refer to.
+    pub blobs: u64,
+    /// Bytes above the watermark: being written, or a torn tail that the next opening moves away.
+    pub unacknowledged_bytes: u64,
+    /// Own events of each branch: (branch, last seq, chain digest in hex).
+    pub heads: Vec<(BranchId, u64, String)>,
+    /// Facts digest of main, hex; empty when main has damage.
+    pub facts_digest: String,
+    /// The sled copy.
+    pub sled: SledCheck,
+    /// Everything wrong, the first bad event first.
+    pub findings: Vec<Finding>,
+}
+
+impl Report {
+    /// Nothing is wrong.
+    pub fn is_ok(&self) -> bool {
+        self.findings.is_empty()
+    }
+
+    /// First event that is hit by damage.
+    pub fn first_bad_event(&self) -> Option<(BranchId, u64)> {
+        self.findings.iter().find_map(|f| f.event)
+    }
+}
+
+const REPAIR: &str = "run `coevolve verify --repair`";
+const RESTORE: &str = "restore the file from a copy of the run";
+
+/// Reads every byte of a run folder and compares the sled copy. Takes no lock and changes nothing of the run.
+///
+/// # Errors
+/// I/O only; damage is in the report.
+pub fn verify(dir: &Path) -> Result<Report> {
+    let survey = survey(dir)?;
+    let mut findings: Vec<Finding> = Vec::new();
+    for (path, offset, what) in &survey.blemishes {
+        let (path, what) = (path.clone(), what.clone());
+        findings.push(Finding { path, offset: Some(*offset), event: None, what, remedy: REPAIR });
+    }
+    for hole in &survey.holes {
+        let (path, what) = (hole.path.clone(), hole.what.clone());
+        findings.push(Finding { path, offset: Some(hole.offset), event: hole.event, what, remedy: REPAIR });
+    }
+    if survey.segments == 0 {
+        let what = "there are no segments".to_string();
+        let path = super::index::folder(dir);
+        findings.push(Finding { path, offset: None, event: Some((MAIN, 1)), what, remedy: REPAIR });
+    }
+    let mut contents = Contents { facts: Some(FactsDigest::new()), blobs: BTreeSet::new(), findings: Vec::new() };
+    let mut records = 0;
+    for record in whole(&survey) {
+        records += 1;
+        contents.check(dir, &survey, record)?;
+    }
+    findings.append(&mut contents.findings);
+    let sled = compare_sled(dir, &survey, &mut findings)?;
+    // Findings that name an event come first, in order of seq.
+    findings.sort_by_key(|f| (f.event.is_none(), f.event.map(|(branch, seq)| (seq, branch))));
+    let facts = contents.facts.filter(|_| survey.holes.is_empty() && survey.segments > 0);
+    Ok(Report {
+        segments: survey.segments,
+        records,
+        events: survey.events,
+        bytes: survey.bytes,
+        blobs: contents.blobs.len() as u64,
+        unacknowledged_bytes: survey.unacknowledged,
+        heads: survey.heads.iter().map(|(b, (seq, digest))| (*b, *seq, digest.to_string())).collect(),
+        facts_digest: facts.map(|f| f.value().to_string()).unwrap_or_default(),
+        sled,
+        findings,
+    })
+}
+
+fn whole(survey: &Survey) -> impl Iterator<Item = &Whole> {
+    whole_of(&survey.pieces)
+}
+
+/// The whole records among pieces.
+pub(crate) fn whole_of(pieces: &[Piece]) -> impl Iterator<Item = &Whole> {
+    pieces.iter().filter_map(|p| match p {
+        Piece::Record(r) => Some(r),
+        Piece::Hole => None,
+    })
+}
+
+/// What is inside the frames: payloads that decode, blobs that are there.
+struct Contents {
+    /// `None` after an event of main that does not decode.
+    facts: Option<FactsDigest>,
+    blobs: BTreeSet<Digest>,
+    findings: Vec<Finding>,
+}
+
+impl Contents {
+    fn check(&mut self, dir: &Path, survey: &Survey, record: &Whole) -> Result<()> {
+        let body =
+            survey.files.read(record.segment, record.offset + RECORD_HEADER as u64, record.header.body_len as usize)?;
+        // Checked by the survey; a run that is being written does not change below the watermark.
+        let Ok(frames) = record::frames(&record.header, &body) else { return Ok(()) };
+        for (frame, _) in frames {
+            let frame::Header { branch, seq, kind, version, .. } = frame.header;
+            let payload = match frame.blob() {
+                None => Ok(None),
+                Some((digest, len)) => {
+                    self.blobs.insert(digest);
+                    blob::read(dir, &digest, len).map(Some).map_err(|what| (blob::path(dir, &digest), what, RESTORE))
+                }
+            };
+            let decoded = payload.and_then(|blob| {
+                let facts = blob.as_deref().unwrap_or(frame.facts);
+                let event = codec::decode_facts(kind, version, facts);
+                let meta = codec::decode_meta(frame.header.meta_version, frame.meta);
+                let named = |e: codec::Error| {
+                    (survey.files.path(record.segment), e.to_string(), "use the coevolve that wrote it")
+                };
+                meta.map_err(named)?;
+                event.map_err(named)
+            });
+            match decoded {
+                Ok(event) => {
+                    if branch == MAIN
+                        && let Some(facts) = &mut self.facts
+                        && facts.add(&event).is_err()
+                    {
+                        self.facts = None;
+                    }
+                }
+                Err((path, what, remedy)) => {
+                    if branch == MAIN {
+                        self.facts = None;
+                    }
+                    let offset = Some(record.offset).filter(|_| remedy != RESTORE);
+                    self.findings.push(Finding { path, offset, event: Some((branch, seq)), what, remedy });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn compare_sled(dir: &Path, survey: &Survey, findings: &mut Vec<Finding>) -> Result<SledCheck> {
+    let path = SledStore::path(dir);
+    if !path.is_dir() {
+        return Ok(SledCheck::Absent);
+    }
+    let store = match SledStore::open_within(&path, SLED_TRIES) {
+        Ok(store) => store,
+        Err(e) => {
+            let text = e.to_string();
+            if text.contains("WouldBlock") || text.contains("ReadOnly") || text.contains("read-only") {
+                return Ok(SledCheck::Skipped(text));
+            }
+            findings.push(Finding { path, offset: None, event: None, what: text, remedy: REPAIR });
+            return Ok(SledCheck::Skipped("it does not open".into()));
+        }
+    };
+    match compare(&store, survey) {
+        Ok((check, None)) => Ok(check),
+        Ok((check, Some((event, what)))) => {
+            findings.push(Finding { path, offset: None, event: Some(event), what, remedy: REPAIR });
+            Ok(check)
+        }
+        Err(e) => {
+            findings.push(Finding { path, offset: None, event: None, what: e.to_string(), remedy: REPAIR });
+            Ok(SledCheck::Skipped("it cannot be read".into()))
+        }
+    }
+}
+
+/// Compares event by event; the first one that should be there and is not, or differs.
+#[allow(clippy::type_complexity)]
+pub(crate) fn compare(store: &SledStore, survey: &Survey) -> Result<(SledCheck, Option<((BranchId, u64), String)>)> {
+    let position = store.position()?.filter(|(id, _)| Some(*id) == survey.journal);
+    let filled = position.map_or(0, |(_, at)| at);
+    let (mut equal, mut behind, mut bad) = (0u64, 0u64, None);
+    if position.is_none() && !store.branch_ids()?.is_empty() {
+        bad = Some(((MAIN, 1), "it belongs to another run, or its position is lost".to_string()));
+    }
+    let mut ordinal = 0;
+    for record in whole(survey) {
+        let body =
+            survey.files.read(record.segment, record.offset + RECORD_HEADER as u64, record.header.body_len as usize)?;
+        let Ok(frames) = record::frames(&record.header, &body) else { continue };
+        let last = record.header.first_seq + u64::from(record.header.count) - 1;
+        let copies = store.range(record.header.branch, record.header.first_seq, last, usize::MAX)?;
+        let mut copies = copies.into_iter().peekable();
+        for (frame, _) in frames {
+            let seq = frame.header.seq;
+            let copy = copies.next_if(|(s, _)| *s == seq);
+            match copy {
+                Some((_, bytes)) if bytes == frame.bytes => equal += 1,
+                None if ordinal >= filled || !survey.holes.is_empty() => behind += 1,
+                other => {
+                    let what = if other.is_some() { "differs from the journal" } else { "is missing" };
+                    let what = format!("event {}:{seq} {what} in the sled copy", record.header.branch);
+                    bad.get_or_insert(((record.header.branch, seq), what));
+                }
+            }
+            ordinal += 1;
+        }
+    }
+    if survey.holes.is_empty() && survey.segments > 0 {
+        for branch in store.branch_ids()? {
+            let ours = survey.heads.get(&branch).map_or(0, |(seq, _)| *seq);
+            if let Some(last) = store.last(branch)?.filter(|last| *last > ours) {
+                let what = format!("event {branch}:{last} is not in the journal, which ends at {ours}");
+                bad.get_or_insert(((branch, ours + 1), what));
+            }
+        }
+    }
+    Ok((SledCheck::Compared { equal, behind }, bad))
+}

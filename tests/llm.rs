@@ -1,0 +1,439 @@
+//! The llm explorer end to end against a loopback server that speaks the OpenAI chat protocol.
+//!
+//! The server plays a competent explorer deterministically: it sees the requests alone, and looks the rest (which
+//! world is explored) up in the log of the running run, as a person with `coevolve log --follow` could. Its honest
+//! drafts are written by desk's narrator; next to each it puts a dishonest one that its judge must turn down.
+
+mod common;
+
+use coevolve::agent::ReferenceAgent;
+use coevolve::env::desk::Desk;
+use coevolve::event::{ContextSpec, Event, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall};
+use coevolve::evolve::procedural::Procedural;
+use coevolve::evolve::{Bounds, Context, Explorer, playground};
+use coevolve::log::{MAIN, Reader};
+use common::{Done, coevolve, events, files, of_kind, run, text};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+const KEY: &str = "sk-test-9f2c7b1e-do-not-log-me";
+const KEY_ENV: &str = "COEVOLVE_TEST_KEY";
+const MODEL: &str = "loopback-explorer-1";
+
+/// How the server misbehaves.
+#[derive(Clone, Copy, PartialEq)]
+enum Mood {
+    /// Every kind of fault now and then.
+    Moody,
+    /// Never.
+    Calm,
+    /// Refuses every key.
+    Unauthorised,
+}
+
+/// What the server knows and has seen.
+struct Brain {
+    run: PathBuf,
+    mood: Mood,
+    asked: u64,
+    authorisations: BTreeSet<String>,
+    /// Requests by role: reflect, explore, abstract, judge.
+    roles: BTreeMap<&'static str, u64>,
+    faults: BTreeMap<&'static str, u64>,
+    last: Option<(String, ReflectionWritten)>,
+    /// What an honest query asks for.
+    written: BTreeMap<String, Vec<ToolCall>>,
+}
+
+/// A request as the server sees it.
+struct Request {
+    authorisation: Option<String>,
+    body: Value,
+}
+
+fn read(stream: &mut TcpStream) -> Option<Request> {
+    let mut bytes = Vec::new();
+    let mut buffer = [0u8; 8192];
+    loop {
+        let n = stream.read(&mut buffer).ok()?;
+        if n == 0 {
+            return None;
+        }
+        bytes.extend_from_slice(&buffer[..n]);
+        let Some(end) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else { continue };
+        let head = String::from_utf8_lossy(&bytes[..end]).to_string();
+        let header = |name: &str| {
+            head.lines()
+                .filter_map(|l| l.split_once(':'))
+                .find(|(k, _)| k.eq_ignore_ascii_case(name))
+                .map(|(_, v)| v.trim())
+        };
+        let length: usize = header("content-length")?.parse().ok()?;
+        if bytes.len() >= end + 4 + length {
+            assert!(head.starts_with("POST /v1/chat/completions "), "{head}");
+            let body = serde_json::from_slice(&bytes[end + 4..]).expect("a JSON body");
+            return Some(Request { authorisation: header("authorization").map(String::from), body });
+        }
+    }
+}
+
+fn http(status: &str, extra: &str, body: &str) -> String {
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n{extra}\r\n{body}",
+        body.len()
+    )
+}
+
+fn completion(content: &str) -> String {
+    let body = json!({"choices": [{"message": {"role": "assistant", "content": content}}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}});
+    http("200 OK", "", &body.to_string())
+}
+
+/// Starts the server; returns its base URL.
+fn serve(brain: Arc<Mutex<Brain>>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let url = format!("http://{}/v1", listener.local_addr().expect("address"));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, brain) = (stream.expect("connection"), brain.clone());
+            // A slow answer must not hold up the next request.
+            std::thread::spawn(move || {
+                let Some(request) = read(&mut stream) else { return };
+                let (answer, wait) = respond(&brain, &request);
+                std::thread::sleep(wait);
+                // The client may have given up by now.
+                let _ = stream.write_all(answer.as_bytes());
+            });
+        }
+    });
+    url
+}
+
+fn respond(brain: &Mutex<Brain>, request: &Request) -> (String, Duration) {
+    let mut brain = brain.lock().expect("the server has not failed before");
+    brain.asked += 1;
+    brain.authorisations.insert(request.authorisation.clone().unwrap_or_default());
+    assert_eq!(request.body["model"], MODEL);
+    let now = Duration::ZERO;
+    let fault = match (brain.mood, brain.asked % 23) {
+        (Mood::Unauthorised, _) => "unauthorised",
+        (Mood::Moody, 3) => "busy",
+        (Mood::Moody, 7) => "garbage",
+        (Mood::Moody, 11) => "cut",
+        (Mood::Moody, 15) if !brain.faults.contains_key("slow") => "slow",
+        (Mood::Moody, 19) => "chatty",
+        _ => "",
+    };
+    if !fault.is_empty() {
+        *brain.faults.entry(fault).or_default() += 1;
+    }
+    match fault {
+        "unauthorised" => return (http("401 Unauthorized", "", "{\"error\": \"bad key\"}"), now),
+        "busy" => return (http("503 Service Unavailable", "retry-after: 0\r\n", "busy"), now),
+        "garbage" => return (http("200 OK", "", "<html>gateway</html>"), now),
+        "cut" => return ("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"choices\": [{".to_string(), now),
+        "slow" => return (completion("{}"), Duration::from_secs(4)),
+        "chatty" => return (completion("I am sorry, I cannot help with that."), now),
+        _ => {}
+    }
+    let system = request.body["messages"][0]["content"].as_str().expect("system").to_string();
+    let user = request.body["messages"][1]["content"].as_str().expect("user");
+    let user: Value = serde_json::from_str(user).expect("the user message is JSON");
+    let (role, answer) = if system.starts_with("You study attempts") {
+        ("reflect", brain.reflect(&user))
+    } else if system.starts_with("You explore") {
+        ("explore", brain.explore(&user))
+    } else if system.starts_with("From exploration steps") {
+        ("abstract", brain.draft(&user))
+    } else {
+        assert!(system.starts_with("You check tasks"), "{system}");
+        ("judge", brain.judge(&user))
+    };
+    *brain.roles.entry(role).or_default() += 1;
+    // Models like to wrap their JSON.
+    (completion(&format!("Here you are:\n```json\n{answer}\n```")), now)
+}
+
+impl Brain {
+    fn new(run: &Path, mood: Mood) -> Arc<Mutex<Brain>> {
+        Arc::new(Mutex::new(Brain {
+            run: run.to_path_buf(),
+            mood,
+            asked: 0,
+            authorisations: BTreeSet::new(),
+            roles: BTreeMap::new(),
+            faults: BTreeMap::new(),
+            last: None,
+            written: BTreeMap::new(),
+        }))
+    }
+
+    /// A context of the running run, as its log tells it.
+    fn context(&self, id: &str, steps: u32, min_solution: u32) -> Context {
+        let reader = Reader::open(&self.run).expect("the run's log");
+        let (mut seed, mut spec, mut tasks) = (0, None::<ContextSpec>, BTreeMap::<String, TaskSpec>::new());
+        for stamped in reader.read(MAIN, 1).expect("read") {
+            match stamped.expect("event").event {
+                Event::RunStarted(e) => seed = e.seed,
+                Event::TaskAdmitted(e) => {
+                    tasks.insert(e.task.id.clone(), e.task);
+                }
+                Event::EvolutionStarted(e) => spec = e.contexts.into_iter().find(|c| c.id == id).or(spec),
+                _ => {}
+            }
+        }
+        let spec = spec.expect("the context has started");
+        let task = spec.task.as_ref().map(|t| tasks[t].clone());
+        Context { spec, task, rollout: None, seed, bounds: Bounds { rounds: 1, steps, max_drafts: 8, min_solution } }
+    }
+
+    fn reflect(&self, user: &Value) -> Value {
+        assert!(user["signal"].is_string() && user["guidance"].is_string(), "{user}");
+        let actions = user["attempt"]["actions"].as_array().expect("the attempt");
+        let calls = actions.iter().flat_map(|a| a["calls"].as_array().expect("calls"));
+        let tools: Vec<&str> = calls.filter_map(|c| c["name"].as_str()).collect();
+        json!({
+            "summary": "The attempt went wrong.", "failure_cause": "It stopped early.", "instability_pattern": "",
+            "focus_pattern": tools, "exploration_objectives": ["try again"], "do_not_repeat": [],
+        })
+    }
+
+    fn explore(&mut self, user: &Value) -> Value {
+        let reflection: ReflectionWritten = serde_json::from_value(user["reflection"].clone()).expect("reflection");
+        let done = user["steps"].as_array().expect("steps").len();
+        let steps = done as u32 + user["steps_left"].as_u64().expect("steps left") as u32;
+        let context = self.context(&reflection.context, steps, 3);
+        let round = user["round"].as_u64().expect("round") as u32;
+        let ground = playground(&Desk::default(), &context, round).expect("playground");
+        let so_far: Vec<ExplorationStepTaken> =
+            (0..done).map(|i| step(&reflection.context, round, i, &json!({}))).collect();
+        self.last = Some((reflection.context.clone(), reflection.clone()));
+        match hands().next_action(&context, &reflection, &ground, &[], round, &so_far).expect("an action") {
+            None => json!({"stop": true}),
+            Some(intent) => {
+                let arguments: Value = serde_json::from_str(&intent.call.arguments).expect("arguments");
+                json!({"reasoning": intent.reasoning, "tool": intent.call.name, "arguments": arguments})
+            }
+        }
+    }
+
+    fn draft(&mut self, user: &Value) -> Value {
+        let (id, reflection) = self.last.clone().expect("it explored before");
+        let asked = user["steps"].as_array().expect("steps");
+        let min = user["minimum_calls"].as_u64().expect("minimum") as u32;
+        let context = self.context(&id, 6, min);
+        let ground = playground(&Desk::default(), &context, 0).expect("playground");
+        let steps: Vec<ExplorationStepTaken> = asked.iter().enumerate().map(|(i, s)| step(&id, 0, i, s)).collect();
+        let drafts = hands().abstract_drafts(&context, &reflection, &[ground], &steps).expect("drafts");
+        let mut out = Vec::new();
+        for draft in drafts {
+            let turns = draft.task.turns;
+            let answers: Vec<String> = turns.iter().filter_map(|t| t.answer.clone()).collect();
+            if turns.iter().any(|t| t.missing.is_some()) || answers.len() > 1 {
+                continue;
+            }
+            let query = turns.iter().map(|t| t.query.as_str()).collect::<Vec<_>>().join(" Then ");
+            let solution: Vec<ToolCall> = turns.into_iter().flat_map(|t| t.solution).collect();
+            let calls: Vec<Value> = solution
+                .iter()
+                .map(|c| json!({"name": c.name, "arguments": serde_json::from_str::<Value>(&c.arguments).expect("arguments")}))
+                .collect();
+            self.written.insert(query.clone(), solution);
+            let from: Vec<Value> = draft.from_steps.iter().map(|(r, s)| json!([r, s])).collect();
+            let task = |query: &str| json!({"intent": draft.intent, "query": query, "solution": calls, "answer": answers.first(), "completion": draft.completion, "from_steps": from});
+            out.push(task(&query));
+            out.push(task(&format!("Please water the plants of office {}.", out.len())));
+        }
+        Value::Array(out)
+    }
+
+    fn judge(&self, user: &Value) -> Value {
+        let turn = &user["turns"][0];
+        assert_eq!(user["turns"].as_array().expect("turns").len(), 1);
+        let calls: Vec<Value> =
+            turn["executed"].as_array().expect("executed").iter().map(|e| e["call"].clone()).collect();
+        let wanted = self.written.get(turn["query"].as_str().expect("query"));
+        let belongs =
+            wanted.is_some_and(|w| calls == serde_json::to_value(w).expect("calls").as_array().expect("list").clone());
+        json!({"belongs": belongs, "reason": if belongs { "the calls do what is asked" } else { "nobody asked for this" }})
+    }
+}
+
+fn hands() -> Procedural {
+    Procedural::new(Arc::new(Desk::default())).expect("desk has a narrator")
+}
+
+fn step(context: &str, round: u32, i: usize, asked: &Value) -> ExplorationStepTaken {
+    let call: ToolCall = serde_json::from_value(asked["call"].clone())
+        .unwrap_or_else(|_| ToolCall { name: String::new(), arguments: "{}".into() });
+    ExplorationStepTaken {
+        context: context.into(),
+        round,
+        step: i as u32,
+        base: String::new(),
+        reasoning: String::new(),
+        call,
+        observation: asked["observation"].as_str().unwrap_or_default().into(),
+        is_error: false,
+    }
+}
+
+fn train(dir: &Path, url: &str, more: &[&str]) -> Done {
+    let url = format!("evolve.llm_url={url}");
+    let model = format!("evolve.llm_model={MODEL}");
+    let key = format!("evolve.llm_key_env={KEY_ENV}");
+    let mut settings = vec!["evolve.explorer=llm", &url, &model, &key, "evolve.llm_timeout_ms=2000"];
+    settings.extend(more);
+    let args = common::train_args(dir, &settings);
+    Done::of(coevolve().args(args).env(KEY_ENV, KEY).output().expect("starts"))
+}
+
+/// No file of the run and nothing printed holds the key.
+fn assert_secret(dir: &Path, done: &Done) {
+    let all = files(dir);
+    assert!(all.len() > 3, "{all:?}");
+    for file in all {
+        let bytes = std::fs::read(&file).expect("read");
+        assert!(!bytes.windows(KEY.len()).any(|w| w == KEY.as_bytes()), "the key is in {}", file.display());
+    }
+    assert!(!done.stdout.contains(KEY) && !done.stderr.contains(KEY));
+}
+
+#[test]
+fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let dir = tmp.path().join("r");
+    let brain = Brain::new(&dir, Mood::Moody);
+    let url = serve(brain.clone());
+    let done = train(&dir, &url, &[]);
+    let summary = done.json();
+    assert_secret(&dir, &done);
+    let brain = brain.lock().expect("brain");
+    assert_eq!(brain.authorisations, BTreeSet::from([format!("Bearer {KEY}")]));
+    for fault in ["busy", "garbage", "cut", "slow", "chatty"] {
+        assert!(brain.faults.contains_key(fault), "{fault} was not tried: {:?}", brain.faults);
+    }
+    for role in ["reflect", "explore", "abstract", "judge"] {
+        assert!(brain.roles.contains_key(role), "{role} was not asked: {:?}", brain.roles);
+    }
+
+    let all = events(&dir);
+    // Faults that a retry mends leave no trace; an answer without JSON costs its context or draft.
+    let notes = of_kind(&all, "failure_noted");
+    assert_eq!(notes.len() as u64, brain.faults["chatty"], "{notes:?}");
+    for note in &notes {
+        assert_eq!(note["stage"], "explorer");
+        assert!(note["message"].as_str().expect("message").contains("given up"), "{note}");
+    }
+    assert!(summary["admitted"].as_u64().expect("admitted") > 0, "{summary}");
+    assert!(summary["rejected"]["belongs"].as_u64().is_some_and(|n| n > 0), "{summary}");
+    for reflection in of_kind(&all, "reflection_written") {
+        assert_eq!(reflection["author"], MODEL);
+    }
+    for task in of_kind(&all, "task_admitted") {
+        if task["origin"] != "synthesised" {
+            continue;
+        }
+        let query = task["task"]["turns"][0]["query"].as_str().expect("query");
+        assert!(brain.written.contains_key(query), "a dishonest draft was admitted: {query}");
+        let audit = run(&["audit", text(&dir), task["task"]["id"].as_str().expect("id"), "--json"]).json();
+        for part in ["signal", "reflection", "draft", "validation", "admission"] {
+            assert!(audit[part].is_object(), "{part}: {audit}");
+        }
+        assert!(!audit["exploration"].as_array().expect("steps").is_empty());
+        assert_eq!(audit["draft"]["author"], MODEL);
+        assert_eq!(audit["validation"]["judge"], format!("{MODEL} as judge"));
+    }
+    // What the endpoint said it used is recorded, outside the facts.
+    let used: u64 = all.iter().map(|e| e["llm_completion_tokens"].as_u64().expect("tokens")).sum();
+    let answered: u64 = brain.roles.values().sum::<u64>() + brain.faults["chatty"];
+    assert!(used > 0 && used <= 10 * answered, "{used} of {answered} answers");
+    assert_eq!(run(&["replay", text(&dir), "--json"]).json()["ok"], true);
+}
+
+#[test]
+fn a_calm_server_gives_the_same_run_twice() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let go = |name: &str| {
+        let dir = tmp.path().join(name);
+        let url = serve(Brain::new(&dir, Mood::Calm));
+        common::identity(&train(&dir, &url, &["run.steps=3"]).json())
+    };
+    assert_eq!(go("a"), go("b"));
+}
+
+/// The run is what it would be without evolution, and says why.
+fn assert_survived(dir: &Path, done: &Done, reason: &str) {
+    let summary = done.json();
+    let all = events(dir);
+    assert_eq!((summary["drafts"].as_u64(), summary["admitted"].as_u64()), (Some(0), Some(0)), "{summary}");
+    assert_eq!(summary["finished"], true);
+    assert!(of_kind(&all, "reflection_written").is_empty() && of_kind(&all, "draft_proposed").is_empty());
+    let contexts: usize =
+        of_kind(&all, "evolution_started").iter().map(|e| e["contexts"].as_array().expect("contexts").len()).sum();
+    assert!(contexts > 0);
+    let notes = of_kind(&all, "failure_noted");
+    assert_eq!(notes.len(), contexts, "every context that was given up is noted");
+    for note in notes {
+        assert!(note["message"].as_str().expect("message").contains(reason), "{note}");
+    }
+    assert_secret(dir, done);
+}
+
+#[test]
+fn a_dead_endpoint_costs_the_evolution_and_not_the_run() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let dir = tmp.path().join("r");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let url = format!("http://{}/v1", listener.local_addr().expect("address"));
+    drop(listener);
+    let done = train(&dir, &url, &["evolve.llm_retries=0", "run.steps=3"]);
+    assert_survived(&dir, &done, "cannot connect");
+}
+
+#[test]
+fn a_refused_key_names_the_variable_and_is_not_tried_again() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let dir = tmp.path().join("r");
+    let brain = Brain::new(&dir, Mood::Unauthorised);
+    let done = train(&dir, &serve(brain.clone()), &["run.steps=3"]);
+    assert_survived(&dir, &done, KEY_ENV);
+    let contexts = of_kind(&events(&dir), "failure_noted").len() as u64;
+    assert_eq!(brain.lock().expect("brain").asked, contexts);
+}
+
+/// The honest drafts of the server are solvable: the check of the check.
+#[test]
+fn what_was_admitted_can_be_solved_by_its_own_solution() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let dir = tmp.path().join("r");
+    let url = serve(Brain::new(&dir, Mood::Calm));
+    train(&dir, &url, &["run.steps=3"]).json();
+    let mut solved = 0;
+    for task in of_kind(&events(&dir), "task_admitted") {
+        if task["origin"] == "synthesised" {
+            let task: TaskSpec = serde_json::from_value(task["task"].clone()).expect("task");
+            assert_eq!(solve(&task), coevolve::event::Reward::Scored(1.0), "{task:?}");
+            solved += 1;
+        }
+    }
+    assert!(solved > 0);
+}
+
+fn solve(task: &TaskSpec) -> coevolve::event::Reward {
+    use coevolve::agent::{Agent, EpisodeJob, InlineHands, Limits};
+    let key = coevolve::event::RolloutKey { step: 0, task: task.id.clone(), draw: 0, k: 0 };
+    let job =
+        EpisodeJob { task: task.clone(), key, group: 0, temperature: 0.0, top_p: 1.0, seed: 0, label: "t".into() };
+    let mut rewards = Vec::new();
+    let mut hands = InlineHands::new(Arc::new(Desk::default()));
+    ReferenceAgent::new()
+        .play(&mut hands, &[job], &Limits::default(), &mut |_, r| rewards.push(r.reward))
+        .expect("plays");
+    rewards.remove(0)
+}
