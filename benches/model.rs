@@ -1,4 +1,19 @@
 //! Training steps and sampling of the decoder. Throughput is floating-point operations (Gelem/s = GFLOP/s).
+//!
+//! Measured once on one thread of a 2-core virtual Xeon with AVX-512, processor time, other work running
+//! beside it (expect more on a quiet machine). The matrix tile alone reaches 172 GFLOP/s there, 91 on AVX2.
+//!
+//! | case | time | GFLOP/s |
+//! |---|---|---|
+//! | train tiny (2.2 M parameters), 64 rows x 256 tokens, forward / backward | 1.10 / 2.08 s | 67 / 71 |
+//! | the same with shared prompts | 0.41 / 0.74 s | 68 / 75 |
+//! | SmolLM2-135M LoRA rank 16, prompt 600 shared by 4 x 60, forward / backward | 3.0 / 3.6 s | 72 / 60 |
+//! | decode tiny, 32 rows | 3.3 ms a step, 9,700 tokens/s | 51 |
+//! | decode tiny, 1 row | 0.5 ms a step, 2,100 tokens/s | 11 |
+//! | prefill tiny, 200 tokens | 10 ms | 76 |
+//! | decode SmolLM2-135M, 8 rows | 70 ms a step, 114 tokens/s | 33 |
+//! | prefill SmolLM2-135M, 300 tokens | 0.66 s | 97 |
+//! | pack weights, tiny / SmolLM2-135M | 6 ms / 0.39 s | |
 
 use std::hint::black_box;
 

@@ -9,6 +9,7 @@ use coevolve::agent::sample::Chooser;
 use coevolve::agent::{Agent, ByteDialect, EpisodeJob, InlineHands, Limits, ModelPolicy, PlayStats, PolicyAgent};
 use coevolve::env::{EnvError, Environment, Message, Opening, Role, Session, StepReply, ToolResult, TurnReply};
 use coevolve::event::{Reward, RolloutKey, TaskSpec, ToolCall};
+use coevolve::model::tokenizer::{Tokenizer, TokenizerNotes};
 use coevolve::model::{Decoder, ModelConfig, Params};
 use coevolve::world::draw;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -137,5 +138,36 @@ fn playing(c: &mut Criterion) {
     eprintln!("one play: {stats:?}");
 }
 
-criterion_group!(benches, choosing, playing);
+/// What templates and tokenizer cost per message, in the embedded policy's dialect.
+fn speaking(c: &mut Criterion) {
+    let notes = TokenizerNotes { eos: Some("<|im_end|>".into()), ..TokenizerNotes::default() };
+    let tokenizer = Tokenizer::from_bytes(desk::tokenizer_json().as_bytes(), notes)
+        .expect("invariant: the embedded tokenizer is valid");
+    let template = ChatTemplate::new(desk::chat_template(), tokenizer.specials().clone())
+        .expect("invariant: the embedded template is valid");
+    let dialect = ChatDialect::new(template, tokenizer, ChatOptions::default())
+        .expect("invariant: the embedded template goes on after a reply");
+    let tasks = desk::Desk::default().tasks("train", 1, 64).expect("invariant: desk makes tasks");
+    let mut session = desk::Desk::default().open().expect("invariant: desk opens");
+    let openings: Vec<Opening> =
+        tasks.iter().map(|t| session.reset(t, "bench", 0).expect("invariant: desk knows its tasks")).collect();
+    let history = [Line::Assistant { text: "ok".into(), calls: Vec::new() }];
+    let new = [Line::Tool { name: "tickets_find".into(), content: "{\"id\": \"n4\", \"owner\": \"anna\"}".into() }];
+    let mut group = c.benchmark_group("dialect");
+    let mut n = 0;
+    group.bench_function("opening", |b| {
+        b.iter(|| {
+            n += 1;
+            dialect.opening(&openings[n % openings.len()])
+        });
+    });
+    group.bench_function("append", |b| b.iter(|| dialect.append(&openings[0], black_box(&history), black_box(&new))));
+    let ids = dialect.append(&openings[0], &history, &new).expect("invariant: it did so in the benchmark");
+    group.bench_function("decode and parse", |b| {
+        b.iter(|| dialect.parse(&dialect.decode(black_box(&ids)), &openings[0].tools));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, choosing, speaking, playing);
 criterion_main!(benches);

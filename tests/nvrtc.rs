@@ -1,5 +1,5 @@
 //! Compiles the CUDA kernels with NVRTC, without a card or a driver. Run with
-//! `eval "$(tools/setup-nvrtc.sh)" && cargo test --release --features nvrtc --test nvrtc -- --nocapture`.
+//! `eval "$(tools/setup-nvrtc.sh)" && cargo test --release --test nvrtc -- --nocapture`.
 #![cfg(feature = "nvrtc")]
 
 use coevolve::learner::kernels::grpo::{CUDA_KERNELS, CUDA_SOURCE};

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes tests/fixtures/templates/*: what Jinja2 on Python renders, and what a plain BPE encodes.
+"""Makes tests/fixtures/templates/*: what Jinja2 renders, a plain BPE encodes and a numpy llama computes.
 
 Independent of the Rust code: Jinja2 with the settings of transformers' `apply_chat_template`
 (trim_blocks, lstrip_blocks, its `tojson`, `raise_exception`), and a byte-level BPE of thirty lines over the
 vocabularies of SmolLM2 and Qwen3.
 
-    pip install jinja2 gguf regex
+    pip install jinja2 gguf numpy regex
     tools/setup-smollm2.sh
     tools/setup-qwen3-tokenizer.sh
     python3 tools/make-template-fixtures.py
@@ -16,6 +16,7 @@ import pathlib
 import unicodedata
 
 import gguf
+import numpy as np
 import regex
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -237,7 +238,7 @@ QWEN = regex.compile(
 )
 
 
-def encode_all(ids, merges, added, words):
+def encode_all(ids, merges, added, words, texts):
     """`ids`: token -> id, `merges`: pairs by rank, `added`: text -> id, `words`: text -> pieces to merge in."""
     ranks = {tuple(pair): i for i, pair in enumerate(merges)}
     alphabet = byte_alphabet()
@@ -264,15 +265,15 @@ def encode_all(ids, merges, added, words):
         plain = lambda t: [i for w in words(t) for i in word(w)]
         return [i for part in split.split(text) for i in ([added[part]] if part in added else plain(part))]
 
-    return [{"text": t, "ids": encode(t)} for t in TEXTS]
+    return [{"text": t, "ids": encode(t)} for t in texts]
 
 
-def encode_smollm2(reader):
+def encode_smollm2(reader, texts):
     tokens, merges, types = (reader.fields[f"tokenizer.ggml.{n}"].contents() for n in ("tokens", "merges", "token_type"))
     ids = {t: i for i, t in enumerate(tokens)}
     added = {t: ids[t] for t, kind in zip(tokens, types) if kind in (3, 4)}
     words = lambda text: [w for d in DIGITS.findall(text) for w in GPT2.findall(d)]
-    return encode_all(ids, [pair.split(" ") for pair in merges], added, words)
+    return encode_all(ids, [pair.split(" ") for pair in merges], added, words, texts)
 
 
 def encode_qwen3():
@@ -280,7 +281,66 @@ def encode_qwen3():
     model = tokenizer["model"]
     merges = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
     added = {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
-    return encode_all(model["vocab"], merges, added, lambda text: QWEN.findall(unicodedata.normalize("NFC", text)))
+    words = lambda text: QWEN.findall(unicodedata.normalize("NFC", text))
+    return encode_all(model["vocab"], merges, added, words, TEXTS)
+
+
+# A llama forward in numpy straight from the GGUF tensors: their rows are permuted for rotating neighbouring
+# pairs, which is what this does. So it checks the loader's renaming and un-permuting independently.
+REPLIES = ["The capital of France is Paris.<|im_end|>", "The capital of France is Berlin.<|im_end|>"]
+PROMPT = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+def llama_logprobs(reader, ids, start):
+    """log p(ids[i] | ids[:i]) for i >= start, in f64."""
+    weights = {t.name: t for t in reader.tensors}
+
+    def tensor(name):
+        t = weights[name]
+        return gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float64).reshape(list(reversed(t.shape)))
+
+    field = lambda name: reader.fields["llama." + name].contents()
+    heads, kv_heads = field("attention.head_count"), field("attention.head_count_kv")
+    eps, base = field("attention.layer_norm_rms_epsilon"), field("rope.freq_base")
+    dim = field("embedding_length") // heads
+    n = len(ids)
+
+    def norm(x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * tensor(name)
+
+    angle = np.outer(np.arange(n), base ** (-np.arange(0, dim, 2) / dim))
+    cos, sin = np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
+
+    def rope(x):
+        a, b = x[..., 0::2], x[..., 1::2]
+        return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
+
+    embedding = tensor("token_embd.weight")
+    x = embedding[ids]
+    mask = np.triu(np.full((n, n), -np.inf), 1)
+    for layer in range(field("block_count")):
+        name = lambda part: f"blk.{layer}.{part}.weight"
+        h = norm(x, name("attn_norm"))
+        q = rope((h @ tensor(name("attn_q")).T).reshape(n, heads, dim))
+        k = rope((h @ tensor(name("attn_k")).T).reshape(n, kv_heads, dim))
+        v = (h @ tensor(name("attn_v")).T).reshape(n, kv_heads, dim)
+        out = np.empty((n, heads, dim))
+        for head in range(heads):
+            g = head // (heads // kv_heads)
+            scores = q[:, head] @ k[:, g].T / np.sqrt(dim) + mask
+            p = np.exp(scores - scores.max(-1, keepdims=True))
+            out[:, head] = p / p.sum(-1, keepdims=True) @ v[:, g]
+        x = x + out.reshape(n, -1) @ tensor(name("attn_output")).T
+        h = norm(x, name("ffn_norm"))
+        gate = h @ tensor(name("ffn_gate")).T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ tensor(name("ffn_up")).T)) @ tensor(name("ffn_down")).T
+    logits = norm(x, "output_norm.weight")[start - 1 : -1] @ embedding.T
+    top = logits.max(-1, keepdims=True)
+    logp = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    return [float(logp[i, ids[start + i]]) for i in range(n - start)]
 
 
 def main():
@@ -296,7 +356,10 @@ def main():
         (OUT / f"{name}.jinja").write_text(source)
     dump = lambda name, value: (OUT / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
     dump("rendered.json", render_all(templates))
-    dump("smollm2_ids.json", encode_smollm2(reader))
+    dump("smollm2_ids.json", encode_smollm2(reader, TEXTS))
+    prompt, *replies = (case["ids"] for case in encode_smollm2(reader, [PROMPT, *REPLIES]))
+    scored = [{"reply": r, "logp": llama_logprobs(reader, prompt + r, len(prompt))} for r in replies]
+    dump("smollm2_logprobs.json", {"prompt": prompt, "replies": scored})
     dump("qwen3_ids.json", encode_qwen3())
 
 

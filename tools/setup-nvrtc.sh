@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs NVIDIA's runtime compiler (a library; no toolkit, driver or card) into .coevolve/cuda, for
-# `cargo test --release --features nvrtc --test nvrtc`. Prints the line that makes it findable:
+# `cargo test --release --test nvrtc`. Prints the line that makes it findable:
 #   eval "$(tools/setup-nvrtc.sh)"
 set -euo pipefail
 cd "$(dirname "$0")/.."

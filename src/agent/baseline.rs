@@ -41,6 +41,7 @@ pub type Solutions = Arc<dyn Fn(&TaskSpec) -> Option<Vec<TurnSpec>> + Send + Syn
 #[derive(Clone, Default)]
 pub struct ReferenceAgent {
     solutions: Option<Solutions>,
+    dialect: Option<Arc<dyn Dialect>>,
 }
 
 impl ReferenceAgent {
@@ -51,7 +52,12 @@ impl ReferenceAgent {
 
     /// Takes solutions from elsewhere for tasks that have no turns of their own.
     pub fn with_solutions(solutions: Solutions) -> ReferenceAgent {
-        ReferenceAgent { solutions: Some(solutions) }
+        ReferenceAgent { solutions: Some(solutions), dialect: None }
+    }
+
+    /// Speaks a model's dialect instead of bytes: the records are what that model should have sampled.
+    pub fn speaking(self, dialect: Arc<dyn Dialect>) -> ReferenceAgent {
+        ReferenceAgent { dialect: Some(dialect), ..self }
     }
 
     fn mind(&self, job: &EpisodeJob, limits: &Limits) -> Result<Box<dyn Mind>, AgentError> {
@@ -70,7 +76,22 @@ impl ReferenceAgent {
     }
 }
 
-plays_with_minds!(ReferenceAgent, "reference");
+impl Agent for ReferenceAgent {
+    fn name(&self) -> &str {
+        "reference"
+    }
+
+    fn play(
+        &self,
+        hands: &mut dyn Hands,
+        jobs: &[EpisodeJob],
+        limits: &Limits,
+        done: &mut dyn FnMut(usize, EpisodeRecord),
+    ) -> Result<PlayStats, AgentError> {
+        let dialect = self.dialect.clone().unwrap_or_else(|| Arc::new(ByteDialect));
+        puppet::play(&|job| self.mind(job, limits), &dialect, hands, jobs, limits, done)
+    }
+}
 
 /// Plays turns one after the other.
 struct Reference {

@@ -5,10 +5,11 @@ use std::sync::{Mutex, PoisonError};
 
 use super::dialect::{Dialect, DialectError, Fault, Line, Parsed, hermes};
 use super::parse::{self, CallFormat, ParseLimits};
-use super::template::{ChatMessage, ChatTemplate, announce_tools};
+use super::template::{ChatMessage, ChatTemplate, announce_tools, python_json};
 use super::tools::ToolStyle;
 use crate::env::{Opening, Role, ToolDef};
 use crate::event::ToolCall;
+use crate::event::json::Json;
 use crate::model::tokenizer::Tokenizer;
 
 /// How tools are shown and calls are read.
@@ -198,7 +199,10 @@ impl Dialect for ChatDialect {
     }
 
     fn utter(&self, text: &str, calls: &[ToolCall]) -> Result<Vec<u32>, DialectError> {
-        let written = hermes(text, calls)?;
+        let written = hermes(text, calls, |arguments| {
+            let json = Json::parse(arguments).map_err(|e| e.to_string())?;
+            Ok(python_json(&json))
+        })?;
         self.tokenizer.encode(&written).map_err(|e| failed("encoding a reply", e))
     }
 

@@ -178,6 +178,7 @@ fn what_is_uttered_is_parsed_back() {
     let dialect = dialect(CHATML, compact());
     let calls = vec![call("get", "{\"a\":1}"), call("get", "{\"a\":2,\"b\":\"x\"}")];
     let text = dialect.decode(&dialect.utter("so", &calls).unwrap());
+    assert!(text.ends_with("{\"name\": \"get\", \"arguments\": {\"a\": 2, \"b\": \"x\"}}\n</tool_call>"), "{text}");
     let parsed = dialect.parse(&text, &[tool("get")]);
     assert_eq!((parsed.calls, parsed.errors, parsed.text.as_str()), (calls, vec![], "so"));
     // Schemas are the environment's business unless asked for.
@@ -193,4 +194,28 @@ fn a_tokenizer_without_an_end_is_refused() {
     let template = ChatTemplate::new(CHATML, tokenizer.specials().clone()).unwrap();
     let error = ChatDialect::new(template, tokenizer, ChatOptions::default()).err().unwrap();
     assert!(error.to_string().contains("eos_token"), "{error}");
+}
+
+#[test]
+fn templates_of_real_models_take_the_short_way() {
+    for template in [
+        include_str!("../../tests/fixtures/templates/qwen3.jinja"),
+        include_str!("../../tests/fixtures/templates/smollm2.jinja"),
+        crate::env::desk::chat_template(),
+    ] {
+        let short = dialect(template, ChatOptions::default());
+        assert!(short.local);
+        let mut long = dialect(template, ChatOptions::default());
+        long.local = false;
+        let history =
+            [reply("<think>\nq\n</think>\n\nr"), result("a"), reply("which?"), Line::User("t".into()), reply("x")];
+        for n in [1, 3, 5] {
+            for new in [vec![result("x")], vec![result("x"), result("y")], vec![Line::User("u".into())]] {
+                assert_eq!(
+                    short.append(&opening(), &history[..n], &new).unwrap(),
+                    long.append(&opening(), &history[..n], &new).unwrap()
+                );
+            }
+        }
+    }
 }

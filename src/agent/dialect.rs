@@ -84,6 +84,12 @@ pub trait Dialect: Send + Sync {
     fn stop(&self) -> u32;
 }
 
+/// What `calls` look like in [`ByteDialect`].
+#[cfg(test)]
+pub(super) fn written(calls: &[ToolCall]) -> Vec<u8> {
+    hermes("", calls, canonical).expect("valid arguments").into_bytes()
+}
+
 /// Bytes as tokens and Hermes-style calls: the dialect of agents that have no model, and of tests.
 ///
 /// Ids 0..=255 are bytes, 256 ends a message, 257..=260 open a system, user, assistant or tool message.
@@ -143,7 +149,7 @@ impl Dialect for ByteDialect {
     }
 
     fn utter(&self, text: &str, calls: &[ToolCall]) -> Result<Vec<u32>, DialectError> {
-        Ok(hermes(text, calls)?.bytes().map(u32::from).collect())
+        Ok(hermes(text, calls, canonical)?.bytes().map(u32::from).collect())
     }
 
     fn parse(&self, text: &str, _tools: &[ToolDef]) -> Parsed {
@@ -167,21 +173,31 @@ impl Dialect for ByteDialect {
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// Text followed by one `<tool_call>` block per call, as Hermes and Qwen models write them.
-pub fn hermes(text: &str, calls: &[ToolCall]) -> Result<String, DialectError> {
+/// Text followed by one `<tool_call>` block per call, as Hermes and Qwen models write them; `show` writes
+/// the arguments out of their canonical text, or says what is wrong with them.
+pub fn hermes(
+    text: &str,
+    calls: &[ToolCall],
+    show: impl Fn(&str) -> Result<String, String>,
+) -> Result<String, DialectError> {
     let mut out = text.to_string();
     for call in calls {
         if !out.is_empty() {
             out.push('\n');
         }
         let name = serde_json::Value::from(call.name.as_str());
-        let arguments: serde_json::Value = serde_json::from_str(&call.arguments).map_err(|e| DialectError {
+        let arguments = show(&call.arguments).map_err(|detail| DialectError {
             what: format!("writing a call of `{}`", call.name),
-            detail: format!("its arguments are not JSON: {e}"),
+            detail: format!("its arguments are not JSON: {detail}"),
         })?;
         out.push_str(&format!("{OPEN}\n{{\"name\": {name}, \"arguments\": {arguments}}}\n{CLOSE}"));
     }
     Ok(out)
+}
+
+/// Canonical JSON stays as it is.
+fn canonical(arguments: &str) -> Result<String, String> {
+    serde_json::from_str::<serde_json::Value>(arguments).map(|v| v.to_string()).map_err(|e| e.to_string())
 }
 
 /// A plain reader of what [`hermes`] writes; models go through the full parser.

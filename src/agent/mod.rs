@@ -15,6 +15,8 @@ pub mod baseline;
 pub mod chat;
 pub mod check_calls;
 pub mod check_template;
+#[cfg(test)]
+mod desk_tests;
 pub mod dialect;
 pub mod engine;
 pub mod episode;
@@ -22,10 +24,10 @@ pub mod hands;
 pub mod network;
 pub mod parse;
 pub mod puppet;
-mod pyvalue;
 pub mod sample;
 pub mod scripted;
 pub mod template;
+mod template_python;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -377,5 +377,5 @@ fn closing_fence(code: &str) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[path = "parse_tests.rs"]
+#[path = "tests/parse.rs"]
 mod tests;

@@ -13,7 +13,7 @@
 //! rendered text would hold that token. [`crate::model::marked::Rendered::cuts`] marks where the tokenizer has to cut such text
 //! so that it stays ordinary text ([`crate::model::tokenizer::Tokenizer::encode_rendered`]).
 
-use super::pyvalue;
+use super::template_python;
 use super::tools::{self, ToolStyle};
 use crate::env::{Message, Role, ToolDef};
 use crate::event::ToolCall;
@@ -119,9 +119,9 @@ impl ChatTemplate {
         env.set_trim_blocks(true);
         env.set_lstrip_blocks(true);
         env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.set_formatter(pyvalue::formatter);
-        env.add_filter("tojson", |v: &Value, kw: minijinja::value::Kwargs| pyvalue::tojson(v, kw));
-        env.add_filter("string", |v: &Value| pyvalue::show(v));
+        env.set_formatter(template_python::formatter);
+        env.add_filter("tojson", |v: &Value, kw: minijinja::value::Kwargs| template_python::tojson(v, kw));
+        env.add_filter("string", |v: &Value| template_python::show(v));
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, format!("{REFUSAL}{message}")))
         });
@@ -179,10 +179,10 @@ impl ChatTemplate {
             context.insert("eos_token", eos);
         }
         for (name, value) in &self.variables {
-            context.insert(name, pyvalue::from_json(value));
+            context.insert(name, template_python::from_json(value));
         }
-        context.insert("messages", pyvalue::from_json(messages));
-        context.insert("tools", pyvalue::from_json(tools));
+        context.insert("messages", template_python::from_json(messages));
+        context.insert("tools", template_python::from_json(tools));
         context.insert("documents", Value::from(()));
         context.insert("add_generation_prompt", Value::from(add_generation_prompt));
         template.render(Value::from(context)).map_err(|e| failure(&e))
@@ -319,7 +319,7 @@ pub fn announce_tools(tools: &[ToolDef], style: ToolStyle) -> String {
 /// `json.dumps(value, ensure_ascii=False)` as Python prints it.
 pub fn python_json(json: &Json) -> String {
     // Json has no value that JSON lacks, so the fallback is never taken.
-    pyvalue::dumps(&pyvalue::from_json(json)).unwrap_or_else(|_| json.to_value().to_string())
+    template_python::dumps(&template_python::from_json(json)).unwrap_or_else(|_| json.to_value().to_string())
 }
 
 fn message_json(m: &ChatMessage, control: &[String]) -> Json {
@@ -425,5 +425,5 @@ fn failure(e: &Error) -> TemplateError {
 }
 
 #[cfg(test)]
-#[path = "template_tests.rs"]
+#[path = "tests/template.rs"]
 mod tests;

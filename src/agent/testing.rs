@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::dialect::{ByteDialect, hermes};
+use super::dialect::{ByteDialect, written};
 use super::engine::{Decode, Policy};
 use super::hands::{Hands, Op, Reply};
 use super::{AgentError, EpisodeJob, EpisodeRecord};
@@ -192,19 +192,14 @@ pub struct FakePolicy {
 
 impl Policy for FakePolicy {
     fn open(&self) -> Box<dyn Decode + '_> {
-        let canned = [
-            hermes("", &[call("put", "{\"a\":3}")]).unwrap(),
-            hermes("", &[call("get", "{\"a\":4}"), call("put", "{\"a\":4}")]).unwrap(),
-            "What is the day?".to_string(),
-            "seven".to_string(),
-            "<tool_call>{</tool_call>".to_string(),
+        let canned = vec![
+            written(&[call("put", "{\"a\":3}")]),
+            written(&[call("get", "{\"a\":4}"), call("put", "{\"a\":4}")]),
+            b"What is the day?".to_vec(),
+            b"seven".to_vec(),
+            b"<tool_call>{</tool_call>".to_vec(),
         ];
-        Box::new(FakeNet {
-            salt: self.salt,
-            canned: canned.into_iter().map(String::into_bytes).collect(),
-            sequences: BTreeMap::new(),
-            next: 0,
-        })
+        Box::new(FakeNet { salt: self.salt, canned, sequences: BTreeMap::new(), next: 0 })
     }
     fn max_context(&self) -> usize {
         self.max_context

@@ -168,6 +168,10 @@ pub trait Environment: Send + Sync {
     /// An initial state to explore, with tools but without turns. Near `task` if given: the same tools
     /// (and neighbours), fresh values where the environment can make them.
     fn playground(&self, near: Option<&TaskSpec>, seed: u64) -> Result<TaskSpec, EnvError>;
+    /// Sessions that may be open at once, where each costs something outside this process.
+    fn max_sessions(&self) -> Option<usize> {
+        None
+    }
     /// Writes user queries from executed calls without an LLM, if the environment can.
     fn narrator(&self) -> Option<&dyn Narrator> {
         None

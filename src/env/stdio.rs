@@ -84,6 +84,11 @@ impl Pool {
         Arc::new(Pool { launch, bounds, idle: Mutex::new(Vec::new()), alive: AtomicUsize::new(0) })
     }
 
+    /// The bounds it was made with.
+    pub fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
     /// Processes alive: idle and in sessions.
     pub fn alive(&self) -> usize {
         self.alive.load(Ordering::SeqCst)

@@ -52,6 +52,24 @@ impl Procedural {
         Ok(Procedural { env, author, source })
     }
 
+    /// The plans of a round that fit into it, whole, in order.
+    fn plans(
+        &self,
+        context: &Context,
+        reflection: &ReflectionWritten,
+        ground: &TaskSpec,
+        round: u32,
+    ) -> Result<Vec<Vec<ToolCall>>, ExploreError> {
+        let mut room = context.bounds.steps as usize;
+        let mut plans = self.source.plans(context, reflection, ground, round)?;
+        plans.retain(|plan| {
+            let fits = plan.len() <= room;
+            room -= if fits { plan.len() } else { 0 };
+            fits
+        });
+        Ok(plans)
+    }
+
     fn narrator(&self) -> Result<&dyn Narrator, ExploreError> {
         self.env.narrator().ok_or_else(|| unsupported(self.env.name()))
     }
@@ -91,23 +109,23 @@ fn unsupported(env: &str) -> ExploreError {
     ExploreError::Unsupported { explorer: "procedural".into(), what: "a narrator".into(), env: env.into() }
 }
 
-/// The turn at which the rollout's calls first leave the solution, and what it called there.
+/// The turn of the task at which the rollout's calls first leave the solution, the tools wanted there, and
+/// the tools called from there on. Calls are compared in order over the whole episode, because questions and
+/// early replies shift the rollout's own count of turns.
 fn divergence(task: &TaskSpec, rollout: &RolloutFinished) -> (usize, Vec<String>, Vec<String>) {
+    let did: Vec<&ToolCall> = rollout.actions.iter().flat_map(|a| &a.calls).collect();
+    let mut at = 0;
     for (i, turn) in task.turns.iter().enumerate() {
-        let did: Vec<&ToolCall> =
-            rollout.actions.iter().filter(|a| a.turn as usize == i).flat_map(|a| &a.calls).collect();
-        let same = did.len() == turn.solution.len() && did.iter().zip(&turn.solution).all(|(a, b)| *a == b);
-        if !same {
-            return (
-                i,
-                turn.solution.iter().map(|c| c.name.clone()).collect(),
-                did.iter().map(|c| c.name.clone()).collect(),
-            );
+        let here = did.get(at..).unwrap_or_default();
+        let same = here.len() >= turn.solution.len() && here.iter().zip(&turn.solution).all(|(a, b)| *a == b);
+        let last = i + 1 == task.turns.len();
+        if !same || last {
+            let wanted = turn.solution.iter().map(|c| c.name.clone()).collect();
+            return (i, wanted, here.iter().map(|c| c.name.clone()).collect());
         }
+        at += turn.solution.len();
     }
-    let last = task.turns.len().saturating_sub(1);
-    let solution = task.turns.last().map(|t| t.solution.iter().map(|c| c.name.clone()).collect()).unwrap_or_default();
-    (last, solution, called_tools(&rollout.actions))
+    (0, Vec::new(), called_tools(&rollout.actions))
 }
 
 impl Explorer for Procedural {
@@ -182,14 +200,9 @@ impl Explorer for Procedural {
         round: u32,
         so_far: &[ExplorationStepTaken],
     ) -> Result<Option<Intent>, ExploreError> {
-        let plans = self.source.plans(context, reflection, playground, round)?;
+        let plans = self.plans(context, reflection, playground, round)?;
         let mut index = so_far.len();
         for (i, plan) in plans.iter().enumerate() {
-            // A plan that no longer fits into the round is not begun.
-            let begun = so_far.len() - index;
-            if begun + plan.len() > context.bounds.steps as usize {
-                return Ok(None);
-            }
             if index < plan.len() {
                 let reasoning = format!("plan {} of {}, call {} of {}", i + 1, plans.len(), index + 1, plan.len());
                 return Ok(Some(Intent { reasoning, call: plan[index].clone() }));
@@ -212,7 +225,7 @@ impl Explorer for Procedural {
             let mine: Vec<&ExplorationStepTaken> = steps.iter().filter(|s| s.round == round).collect();
             let mut at = 0;
             let mut turns: Vec<(TurnSpec, String, String, Vec<(u32, u32)>)> = Vec::new();
-            for plan in self.source.plans(context, reflection, ground, round)? {
+            for plan in self.plans(context, reflection, ground, round)? {
                 let Some(done) = mine.get(at..at + plan.len()) else { break };
                 at += plan.len();
                 let executed: Vec<Executed> = done

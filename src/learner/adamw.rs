@@ -70,6 +70,11 @@ impl AdamW {
         self.m.is_empty()
     }
 
+    /// First moments, flat; zero where a parameter never had a gradient.
+    pub fn first_moments(&self) -> &[f32] {
+        &self.m
+    }
+
     /// One update in place. `scale` multiplies the gradient first (gradient clipping). Lengths must agree.
     pub fn update(
         &mut self,

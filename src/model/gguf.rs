@@ -327,5 +327,5 @@ fn split(pre: &str) -> Option<Split> {
 }
 
 #[cfg(test)]
-#[path = "gguf_tests.rs"]
+#[path = "tests/gguf.rs"]
 mod tests;

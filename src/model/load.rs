@@ -465,5 +465,5 @@ fn decode(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
 }
 
 #[cfg(test)]
-#[path = "load_tests.rs"]
+#[path = "tests/load.rs"]
 mod tests;

@@ -347,5 +347,5 @@ fn template_of(config: &Value) -> Option<String> {
 }
 
 #[cfg(test)]
-#[path = "tokenizer_tests.rs"]
+#[path = "tests/tokenizer.rs"]
 pub(super) mod tests;

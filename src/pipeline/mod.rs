@@ -120,7 +120,11 @@ pub fn play(
     latencies: &mut Latencies,
     sink: &mut dyn FnMut(EpisodeRecord) -> Result<(), String>,
 ) -> Result<PlayStats, PipelineError> {
-    let threads = plan.threads.clamp(1, groups.len().max(1));
+    let most = env.max_sessions().unwrap_or(usize::MAX).max(1);
+    let threads = plan.threads.clamp(1, groups.len().max(1)).min(most);
+    let mut plan = plan.clone();
+    plan.limits.concurrent = plan.limits.concurrent.clamp(1, (most / threads).max(1));
+    let plan = &plan;
     let chunks = split(groups, threads, plan.limits.concurrent);
     // A private flag: poison must not stop the caller's later plays.
     let stop = Arc::new(AtomicBool::new(false));

@@ -218,7 +218,7 @@ impl Model {
 }
 
 /// Where the SmolLM2 file of `tools/setup-smollm2.sh` lies, below the working folder.
-pub const SMOLLM2: &str = ".coevolve/models/smollm2-135m-instruct.gguf";
+pub const SMOLLM2: &str = ".coevolve/models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// Loads `embedded`, `smollm2`, a folder or a GGUF file.
 pub fn load(model: &str) -> Result<LoadedModel, RunError> {

@@ -330,4 +330,6 @@ impl Learner {
 }
 
 #[cfg(test)]
+mod model_tests;
+#[cfg(test)]
 mod tests;

@@ -224,7 +224,7 @@ unsafe fn to_panels_k<I: Isa>(src: *const f32, len: usize, width: usize, dst: *m
             }
         }
         // The second half of the last panel, when no key reaches it.
-        if len % NR != 0 && len % NR <= 8 {
+        if !len.is_multiple_of(NR) && len % NR <= 8 {
             let out = dst.add(len / NR * width * NR + 8);
             for j in 0..width {
                 out.add(j * NR).write_bytes(0, 8);

@@ -41,17 +41,6 @@ impl Level {
     pub fn detect() -> Level {
         Self::available().pop().unwrap_or(Level::PORTABLE)
     }
-
-    /// Name for reports.
-    pub fn name(self) -> &'static str {
-        match self.0 {
-            Kind::Portable => "portable",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => "avx2+fma",
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => "avx512f",
-        }
-    }
 }
 
 /// Eight floats. All methods are unsafe because they may only run where the instruction set exists and
@@ -171,7 +160,8 @@ pub(super) trait Isa {
     /// One matrix tile, see [`super::gemm::tile_rows`]; a real function per set, so that its many unrolled
     /// variants exist once.
     unsafe fn tile(t: &super::gemm::Tile);
-    /// `dst[i * dst_stride + j] = src[j * src_stride + i]` for 8 x 8.
+    /// `dst[i * dst_stride + j] = src[j * src_stride + i]` for 8 x 8, written row by row: with a stride below 8
+    /// a row overwrites the end of the one before.
     unsafe fn transpose8(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
 }
 
@@ -319,8 +309,8 @@ impl Isa for Portable {
     }
     #[inline(always)]
     unsafe fn transpose8(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
-        for j in 0..8 {
-            for i in 0..8 {
+        for i in 0..8 {
+            for j in 0..8 {
                 // SAFETY: the caller gives 8 x 8 readable and writable floats at these strides.
                 unsafe { *dst.add(i * dst_stride + j) = *src.add(j * src_stride + i) };
             }

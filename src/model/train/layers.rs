@@ -89,6 +89,7 @@ fn qk_norm<'a>(w: &Weights<'a>, layer: usize) -> Option<QkNorm<'a>> {
 }
 
 /// `y (+)= x W^T`.
+#[allow(clippy::too_many_arguments)]
 fn project(
     exec: Exec,
     w: &Weights<'_>,

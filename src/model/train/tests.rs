@@ -39,8 +39,8 @@ fn ids(d: &mut crate::world::Draw, n: usize, vocab: usize) -> Vec<u32> {
 /// Two groups with shared prefixes (one longer than a key block), one row alone, every third position trained.
 pub(crate) fn batch(c: &ModelConfig) -> TrainBatch {
     let mut d = draw(8, "test batch", &[]);
-    let mut b = TrainBatch::default();
-    b.prefixes = vec![ids(&mut d, 70, c.vocab_size), ids(&mut d, 3, c.vocab_size)];
+    let prefixes = vec![ids(&mut d, 70, c.vocab_size), ids(&mut d, 3, c.vocab_size)];
+    let mut b = TrainBatch { prefixes, rows: vec![] };
     for (n, prefix) in [(9, Some(0)), (40, Some(1)), (1, Some(0)), (83, None), (17, Some(1))] {
         let ids = ids(&mut d, n, c.vocab_size);
         let targets = (0..n as u32).step_by(3).map(|p| (p, d.below(c.vocab_size) as u32)).collect();

@@ -1,8 +1,8 @@
 //! Launcher of the CUDA kernels. f32, contiguous. The reference is `cpu.rs`.
 
+use super::options::Options;
 use super::{CUDA_SOURCE, HEADER, Inner};
 use crate::learner::kernels::nvrtc;
-use crate::learner::loss::{CorrectionKind, CorrectionLevel, KlKind, LossKind};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::cuda_backend::cudarc::driver::{
@@ -13,76 +13,8 @@ use candle_core::{CudaDevice, CudaStorage, Layout, Result, Shape};
 const ROW_THREADS: u32 = 256;
 const SEQUENCE_THREADS: u32 = 128;
 
-/// Same fields in the same order as `struct Options` in grpo.cu.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Options {
-    kind: i32,
-    kl: i32,
-    correction: i32,
-    sequence_level: i32,
-    has_old: i32,
-    has_ref: i32,
-    has_sampler: i32,
-    has_delta: i32,
-    has_dual: i32,
-    has_min: i32,
-    low: f32,
-    high: f32,
-    cispo_bound: f32,
-    delta: f32,
-    dual: f32,
-    beta: f32,
-    correction_max: f32,
-    correction_min: f32,
-    entropy_coef: f32,
-}
-
 // SAFETY: repr(C), only 4-byte plain numbers, no padding: the bytes are what the kernel declares.
 unsafe impl DeviceRepr for Options {}
-
-impl Options {
-    fn new(op: &Inner) -> Options {
-        let c = &op.config;
-        let correction = c.correction.as_ref();
-        Options {
-            kind: match c.kind {
-                LossKind::Grpo => 0,
-                LossKind::Dapo => 1,
-                LossKind::DrGrpo => 2,
-                LossKind::Bnpo => 3,
-                LossKind::Gspo => 4,
-                LossKind::Cispo => 5,
-                LossKind::Gpg => 6,
-            },
-            kl: match c.kl {
-                KlKind::K1 => 0,
-                KlKind::K2 => 1,
-                KlKind::K3 => 2,
-            },
-            correction: correction.map_or(0, |c| match c.kind {
-                CorrectionKind::Tis => 1,
-                CorrectionKind::Mis => 2,
-            }),
-            sequence_level: i32::from(correction.is_some_and(|c| c.level == CorrectionLevel::Sequence)),
-            has_old: i32::from(op.tokens.logp_old.is_some()),
-            has_ref: i32::from(op.tokens.logp_ref.is_some() && c.kind != LossKind::Gpg),
-            has_sampler: i32::from(op.tokens.logp_sampler.is_some()),
-            has_delta: i32::from(c.delta.is_some()),
-            has_dual: i32::from(c.dual_clip.is_some()),
-            has_min: i32::from(correction.is_some_and(|c| c.min.is_some())),
-            low: (1.0 - c.epsilon_low) as f32,
-            high: (1.0 + c.epsilon_high) as f32,
-            cispo_bound: c.epsilon_high as f32,
-            delta: c.delta.unwrap_or(0.0) as f32,
-            dual: c.dual_clip.unwrap_or(0.0) as f32,
-            beta: c.beta as f32,
-            correction_max: correction.map_or(0.0, |c| c.max) as f32,
-            correction_min: correction.and_then(|c| c.min).unwrap_or(0.0) as f32,
-            entropy_coef: c.entropy_coef as f32,
-        }
-    }
-}
 
 fn function(device: &CudaDevice, name: &str) -> Result<CudaFunction> {
     let capability = device.cuda_stream().context().compute_capability().w()?;

@@ -15,6 +15,8 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
+#[cfg(any(feature = "cuda", test))]
+mod options;
 
 use crate::learner::loss::{LossConfig, LossError, Summary, TokenBatch};
 use crate::learner::ops::TokenConstants;
@@ -271,5 +273,7 @@ impl InplaceOp3 for Backward {
     }
 }
 
+#[cfg(test)]
+mod source_tests;
 #[cfg(test)]
 mod tests;

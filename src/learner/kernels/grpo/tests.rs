@@ -5,9 +5,9 @@ use crate::learner::loss::{Correction, CorrectionKind, CorrectionLevel, KlKind, 
 use crate::world::draw;
 use candle_core::{D, DType, Device, Var};
 
-const N: usize = 9;
-const V: usize = 23;
-const T: f64 = 0.9;
+pub(super) const N: usize = 9;
+pub(super) const V: usize = 23;
+pub(super) const T: f64 = 0.9;
 
 fn values(purpose: &str, n: usize, from: f64, to: f64) -> Vec<f64> {
     let mut d = draw(11, purpose, &[]);
@@ -18,7 +18,7 @@ fn singles(purpose: &str, n: usize, from: f64, to: f64) -> Vec<f32> {
     values(purpose, n, from, to).iter().map(|x| *x as f32).collect()
 }
 
-fn tokens() -> TokenConstants {
+pub(super) fn tokens() -> TokenConstants {
     TokenConstants {
         logp_old: Some(singles("old", N, -4.0, -2.0)),
         logp_ref: Some(singles("ref", N, -4.0, -2.0)),
@@ -30,12 +30,12 @@ fn tokens() -> TokenConstants {
     }
 }
 
-fn targets() -> Vec<u32> {
+pub(super) fn targets() -> Vec<u32> {
     let mut d = draw(11, "targets", &[]);
     (0..N).map(|_| d.below(V) as u32).collect()
 }
 
-fn configs() -> Vec<LossConfig> {
+pub(super) fn configs() -> Vec<LossConfig> {
     let correction = |kind, level| Some(Correction { kind, level, max: 1.5, min: Some(0.3) });
     let mut all = Vec::new();
     for (kind, _) in LossKind::ALL {
@@ -49,11 +49,11 @@ fn configs() -> Vec<LossConfig> {
     all
 }
 
-fn op(config: &LossConfig) -> GrpoOp {
+pub(super) fn op(config: &LossConfig) -> GrpoOp {
     GrpoOp::new(config.clone(), T, targets(), tokens()).unwrap()
 }
 
-fn logits() -> Vec<f64> {
+pub(super) fn logits() -> Vec<f64> {
     values("logits", N * V, -2.0, 2.0)
 }
 

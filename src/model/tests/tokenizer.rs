@@ -161,8 +161,8 @@ fn qwen3_against_python() {
     }
     let t = Tokenizer::from_path(&path).unwrap();
     assert_eq!((t.vocab_size(), t.eos_ids(), t.bos_id()), (151_669, [151_645].as_slice(), None));
-    assert_eq!(t.chat_template(), Some(include_str!("../../tests/fixtures/templates/qwen3.jinja")));
-    let cases: Value = serde_json::from_str(include_str!("../../tests/fixtures/templates/qwen3_ids.json")).unwrap();
+    assert_eq!(t.chat_template(), Some(include_str!("../../../tests/fixtures/templates/qwen3.jinja")));
+    let cases: Value = serde_json::from_str(include_str!("../../../tests/fixtures/templates/qwen3_ids.json")).unwrap();
     for case in cases.as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
         let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();

@@ -2,10 +2,10 @@ use super::*;
 use crate::model::marked::defuse;
 use proptest::prelude::*;
 
-const QWEN3: &str = include_str!("../../tests/fixtures/templates/qwen3.jinja");
-const SMOLLM2: &str = include_str!("../../tests/fixtures/templates/smollm2.jinja");
-const FEATURES: &str = include_str!("../../tests/fixtures/templates/features.jinja");
-const RENDERED: &str = include_str!("../../tests/fixtures/templates/rendered.json");
+const QWEN3: &str = include_str!("../../../tests/fixtures/templates/qwen3.jinja");
+const SMOLLM2: &str = include_str!("../../../tests/fixtures/templates/smollm2.jinja");
+const FEATURES: &str = include_str!("../../../tests/fixtures/templates/features.jinja");
+const RENDERED: &str = include_str!("../../../tests/fixtures/templates/rendered.json");
 
 fn specials() -> Specials {
     let control = ["<|im_start|>", "<|im_end|>", "<tool_response>", "</tool_response>"];

@@ -153,10 +153,10 @@ fn smollm2_shape_tokenizer_and_template() {
     assert!(model.params.data().iter().all(|x| x.is_finite()));
     let t = &model.tokenizer;
     assert_eq!((t.eos_ids(), t.bos_id(), t.vocab_size()), ([2].as_slice(), Some(1), 49_152));
-    assert_eq!(t.chat_template(), Some(include_str!("../../tests/fixtures/templates/smollm2.jinja")));
+    assert_eq!(t.chat_template(), Some(include_str!("../../../tests/fixtures/templates/smollm2.jinja")));
     // Against a plain BPE in Python (tools/make-template-fixtures.py).
     let cases: serde_json::Value =
-        serde_json::from_str(include_str!("../../tests/fixtures/templates/smollm2_ids.json")).unwrap();
+        serde_json::from_str(include_str!("../../../tests/fixtures/templates/smollm2_ids.json")).unwrap();
     let cases = cases.as_array().unwrap();
     assert!(cases.len() > 10);
     for case in cases {
@@ -170,32 +170,31 @@ fn smollm2_shape_tokenizer_and_template() {
     assert!(rude.iter().all(|id| !t.is_control(*id)));
 }
 
-/// The weights speak: wrong rows in q and k, or a wrong name, and nothing of this holds.
+/// The weights speak: token by token the log-probs that a numpy forward over the file's own, permuted rows
+/// gives (tools/make-template-fixtures.py).
 #[test]
-fn smollm2_knows_its_capitals() {
+fn smollm2_against_numpy() {
     use crate::model::train::{Sequence, TrainBatch, Trainer};
 
     let Some(model) = smollm2() else { return };
-    let t = &model.tokenizer;
-    // What the model's template renders, see tests/fixtures/templates/rendered.json.
-    let prompt = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
-                  <|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n";
-    let prompt = t.encode(prompt).unwrap();
+    let fixture: serde_json::Value =
+        serde_json::from_str(include_str!("../../../tests/fixtures/templates/smollm2_logprobs.json")).unwrap();
+    let numbers = |v: &serde_json::Value| -> Vec<u32> { serde_json::from_value(v.clone()).unwrap() };
+    let prompt = numbers(&fixture["prompt"]);
     let mut trainer = Trainer::new(&model.config, 1).unwrap();
-    let mut score = |reply: &str| {
-        let mut ids = prompt.clone();
-        let start = ids.len();
-        ids.extend(t.encode(reply).unwrap());
-        let targets: Vec<(u32, u32)> = (start..ids.len()).map(|i| (i as u32 - 1, ids[i])).collect();
+    let mut worst = 0f64;
+    for case in fixture["replies"].as_array().unwrap() {
+        let ids = [prompt.clone(), numbers(&case["reply"])].concat();
+        let targets: Vec<(u32, u32)> = (prompt.len()..ids.len()).map(|i| (i as u32 - 1, ids[i])).collect();
         let mut batch = TrainBatch::default();
         batch.push_group(&[Sequence { ids: &ids, targets: &targets }]);
         let forward = trainer.forward(&model.params, None, &batch, 1.0).unwrap();
-        forward.logp.iter().sum::<f32>() / forward.logp.len() as f32
-    };
-    let paris = score("The capital of France is Paris.<|im_end|>");
-    let berlin = score("The capital of France is Berlin.<|im_end|>");
-    let noise = score("Capital the France of is Paris the.<|im_end|>");
-    println!("mean log-probs: {paris} {berlin} {noise}");
-    assert!(paris > -0.3, "{paris}");
-    assert!(berlin < paris - 0.5 && noise < paris - 2.0, "{paris} {berlin} {noise}");
+        let expected: Vec<f64> = serde_json::from_value(case["logp"].clone()).unwrap();
+        assert_eq!(forward.logp.len(), expected.len());
+        for (ours, theirs) in forward.logp.iter().zip(expected) {
+            worst = worst.max((f64::from(*ours) - theirs).abs());
+        }
+    }
+    println!("largest difference of a log-prob: {worst:.1e}");
+    assert!(worst < 1e-3, "{worst}");
 }

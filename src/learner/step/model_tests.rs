@@ -1,0 +1,159 @@
+//! Steps of the built-in decoder: every family, whole and through adapters.
+
+use super::*;
+use crate::event::Reward;
+use crate::learner::batch::group_rollouts;
+use crate::learner::fake::rollout;
+use crate::model::{Family, LoraConfig, LoraTarget};
+
+const V: usize = 37;
+
+fn model(family: Family) -> ModelConfig {
+    ModelConfig {
+        family,
+        vocab_size: V,
+        hidden_size: 24,
+        intermediate_size: 40,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 8,
+        rms_norm_eps: 1e-5,
+        rope_theta: 1000.0,
+        max_position_embeddings: 128,
+        tie_word_embeddings: family != Family::Qwen2,
+        qkv_bias: family == Family::Qwen2,
+        qk_norm: family == Family::Qwen3,
+        bos_token_id: None,
+        eos_token_ids: vec![],
+    }
+}
+
+fn config() -> LearnerConfig {
+    LearnerConfig { learning_rate: 1e-3, ..LearnerConfig::default() }
+}
+
+fn groups(step: u32) -> Vec<GroupRollouts> {
+    let all = ["a", "b"].into_iter().flat_map(|task| (0..4).map(move |k| (task, k)));
+    let scored = |k: u32| Reward::Scored(f64::from(u8::from(k == 0)));
+    group_rollouts(all.map(|(task, k)| rollout(step, task, k, V, scored(k))).collect())
+}
+
+fn full(family: Family, threads: usize, config: LearnerConfig) -> Learner {
+    let model = model(family);
+    Learner::full(&model, Params::random(&model, 3, 0.2), threads, config).unwrap()
+}
+
+fn lora(family: Family, threads: usize, config: LearnerConfig) -> Learner {
+    let model = model(family);
+    let lora = LoraConfig { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() };
+    let adapters = LoraParams::new(&model, &lora, 5).unwrap();
+    Learner::lora(&model, Params::random(&model, 3, 0.2), adapters, threads, config).unwrap()
+}
+
+fn taken(outcome: StepOutcome) -> GradientStepTaken {
+    match outcome.updates.into_iter().next().unwrap() {
+        UpdateOutcome::Taken(event) => event,
+        UpdateOutcome::Skipped(skip) => panic!("skipped: {}", skip.reason),
+    }
+}
+
+const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
+
+#[test]
+fn the_first_update_is_on_policy_and_changes_every_tensor() {
+    for family in FAMILIES {
+        for (whole, mut l) in [(true, full(family, 1, config())), (false, lora(family, 1, config()))] {
+            let start = l.trainable().unwrap();
+            let event = taken(l.step(1, 0.9, &groups(1)).unwrap());
+            assert_eq!((event.kl, event.clip_fraction), (0.0, 0.0), "{family:?}");
+            assert!(event.grad_norm > 0.0);
+            if !whole {
+                // B starts at zero, so A has no gradient before B has moved.
+                taken(l.step(2, 0.9, &groups(2)).unwrap());
+            }
+            let end = l.trainable().unwrap();
+            for t in lock(l.compute()).tensors() {
+                let moved = start[t.range()].iter().zip(&end[t.range()]).filter(|(a, b)| a != b).count();
+                assert!(moved * 2 > t.len() || t.name.contains("embed"), "{family:?} {}: {moved}/{}", t.name, t.len());
+                assert!(moved > 0, "{family:?} {} did not change", t.name);
+                // A mere decay would leave all ratios equal: there was a gradient.
+                let moments = l.optimizer.first_moments();
+                assert!(moments[t.range()].iter().any(|m| *m != 0.0), "{family:?} {} has no gradient", t.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn kl_to_the_fixed_reference_grows_from_zero() {
+    for mut l in [full(Family::Qwen3, 1, config()), lora(Family::Llama, 1, config())] {
+        let kl: Vec<f64> = (1..4).map(|s| taken(l.step(s, 0.9, &groups(s)).unwrap()).kl).collect();
+        assert!(kl[0] == 0.0 && kl[1] > 0.0 && kl[2] > kl[1], "{kl:?}");
+    }
+}
+
+#[test]
+fn same_bits_for_any_thread_count() {
+    let run = |threads: usize| {
+        let mut l = full(Family::Qwen3, threads, LearnerConfig { entropy_coef: 0.01, ..config() });
+        let events: Vec<_> = (1..3).map(|s| taken(l.step(s, 0.9, &groups(s)).unwrap())).collect();
+        (events, l.optimizer_hash())
+    };
+    let one = run(1);
+    assert!(one == run(2) && one == run(4));
+}
+
+#[test]
+fn rewarded_completions_become_likelier() {
+    let config = LearnerConfig { learning_rate: 3e-3, weight_decay: 0.0, ..config() };
+    for mut l in [full(Family::Qwen3, 1, config.clone()), lora(Family::Qwen2, 1, config)] {
+        let groups = groups(1);
+        let batch = updates(&groups, l.config()).unwrap().remove(0);
+        let sums = |l: &Learner| -> Vec<f64> {
+            let m = &batch.micro_batches[0];
+            let logp = l.old_logp(&batch, 0.9).unwrap().remove(0);
+            m.offsets.windows(2).map(|o| logp[o[0]..o[1]].iter().map(|x| f64::from(*x)).sum()).collect()
+        };
+        let before = sums(&l);
+        for _ in 0..20 {
+            l.step(1, 0.9, &groups).unwrap();
+        }
+        let after = sums(&l);
+        let winners = [0, 4]; // k = 0 of each group
+        for i in winners {
+            assert!(after[i] > before[i] + 1.0, "{i}: {} {}", before[i], after[i]);
+        }
+        let losers: f64 = (0..8).filter(|i| !winners.contains(i)).map(|i| after[i] - before[i]).sum();
+        assert!(losers < 0.0);
+    }
+}
+
+#[test]
+fn resumed_equals_uninterrupted_bit_for_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let builders: [fn() -> Learner; 2] = [|| full(Family::Qwen3, 2, config()), || lora(Family::Llama, 2, config())];
+    for (i, build) in builders.into_iter().enumerate() {
+        let path = folder.path().join(i.to_string());
+        let mut straight = build();
+        straight.step(1, 0.9, &groups(1)).unwrap();
+        straight.save(&path).unwrap();
+        let mut resumed = build();
+        resumed.load(&path).unwrap();
+        for s in 2..4 {
+            assert_eq!(straight.step(s, 0.9, &groups(s)).unwrap(), resumed.step(s, 0.9, &groups(s)).unwrap());
+        }
+        assert_eq!(straight.optimizer_hash(), resumed.optimizer_hash());
+    }
+}
+
+#[test]
+fn shared_prompts_and_micro_batches_change_only_rounding() {
+    let mut together = full(Family::Llama, 1, config());
+    let mut apart = full(Family::Llama, 1, LearnerConfig { micro_batch_tokens: 1, ..config() });
+    let (a, b) = (together.step(1, 0.9, &groups(1)).unwrap(), apart.step(1, 0.9, &groups(1)).unwrap());
+    assert!(a.computed_tokens < b.computed_tokens);
+    let (a, b) = (taken(a), taken(b));
+    assert!((a.loss - b.loss).abs() < 1e-6 && (a.entropy - b.entropy).abs() < 1e-5);
+    assert!((a.grad_norm - b.grad_norm).abs() < 1e-4 * a.grad_norm, "{} {}", a.grad_norm, b.grad_norm);
+}
