@@ -137,7 +137,7 @@ fn respond(brain: &Mutex<Brain>, request: &Request) -> (String, Duration) {
         "busy" => return (http("503 Service Unavailable", "retry-after: 0\r\n", "busy"), now),
         "garbage" => return (http("200 OK", "", "<html>gateway</html>"), now),
         "cut" => return ("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"choices\": [{".to_string(), now),
-        "slow" => return (completion("{}"), Duration::from_secs(4)),
+        "slow" => return (completion("{}"), Duration::from_secs(8)),
         "chatty" => return (completion("I am sorry, I cannot help with that."), now),
         _ => {}
     }
@@ -287,7 +287,7 @@ fn train(dir: &Path, url: &str, more: &[&str]) -> Done {
     let url = format!("evolve.llm_url={url}");
     let model = format!("evolve.llm_model={MODEL}");
     let key = format!("evolve.llm_key_env={KEY_ENV}");
-    let mut settings = vec!["evolve.explorer=llm", &url, &model, &key, "evolve.llm_timeout_ms=2000"];
+    let mut settings = vec!["evolve.explorer=llm", &url, &model, &key, "evolve.llm_timeout_ms=5000"];
     settings.extend(more);
     let args = common::train_args(dir, &settings);
     Done::of(coevolve().args(args).env(KEY_ENV, KEY).output().expect("starts"))

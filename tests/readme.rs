@@ -41,7 +41,7 @@ fn commands(markdown: &str) -> Vec<(usize, String)> {
 #[test]
 fn blocks_are_read_as_written() {
     let text = "a\n```sh\n# words\none\ntwo \\\n  --three\n\nfour # long\nfive  # short\n```\n```rust\nsix\n```\n```text\nseven\n```\n```sh\neight\n```\n";
-    let wanted = [(4, "one"), (5, "two --three"), (9, "five  # short"), (17, "eight")];
+    let wanted = [(4, "one"), (5, "two --three"), (9, "five  # short"), (18, "eight")];
     let wanted: Vec<(usize, String)> = wanted.iter().map(|(n, c)| (*n, c.to_string())).collect();
     assert_eq!(commands(text), wanted);
 }

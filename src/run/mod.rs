@@ -65,9 +65,17 @@ impl Run {
             policy_digest: trainee.policy_digest(),
             environment: format!("{} {}", env.name(), env.version()),
         };
+        // What cannot work is refused before the folder is made.
+        let held_out = held_out(&settings, env.as_ref())?;
+        if settings.evolve.initial == "split" {
+            env.tasks(&settings.env.split, settings.run.seed, 1)?;
+        }
+        if settings.evolve.mode != "off" || settings.evolve.initial == "explore" {
+            policy::explorer(&settings, &env, trainee.as_ref())?;
+        }
         setup::write_plan(dir, &settings)?;
         let ledger = Ledger::create(dir, started, &settings.log)?;
-        Run::assemble(dir, settings, ledger, env, trainee, stop)
+        Ok(Run::assemble(dir, settings, ledger, env, trainee, held_out, stop))
     }
 
     /// Takes up the run in `dir`. With nothing in it but what a kill before the first event leaves, this is
@@ -91,7 +99,8 @@ impl Run {
             let found = trainee.policy_digest();
             return Err(RunError::Changed { what: "the initial policy", recorded: info.policy_digest, found });
         }
-        let mut run = Run::assemble(dir, settings, ledger, env, trainee, stop)?;
+        let held_out = held_out(&settings, env.as_ref())?;
+        let mut run = Run::assemble(dir, settings, ledger, env, trainee, held_out, stop);
         if !run.ledger.state().recorded.run_finished {
             ledger::Past::read(dir)?.restore(dir, run.trainee.as_mut())?;
             let step = run.next_step();
@@ -124,13 +133,10 @@ impl Run {
         ledger: Ledger,
         env: Arc<dyn Environment>,
         trainee: Box<dyn Trainee>,
+        held_out: Vec<(String, Vec<TaskSpec>)>,
         stop: Arc<AtomicBool>,
-    ) -> Result<Run, RunError> {
-        let mut held_out = Vec::new();
-        for split in &settings.eval.splits {
-            held_out.push((split.clone(), env.tasks(split, settings.run.seed, settings.eval.tasks as usize)?));
-        }
-        Ok(Run { dir: dir.to_path_buf(), settings, ledger, env, trainee, clock: Clock::start(), stop, held_out })
+    ) -> Run {
+        Run { dir: dir.to_path_buf(), settings, ledger, env, trainee, clock: Clock::start(), stop, held_out }
     }
 
     /// The settings of the run.
@@ -306,4 +312,10 @@ impl Run {
         }
         index
     }
+}
+
+/// The tasks of the evaluation splits.
+fn held_out(settings: &Settings, env: &dyn Environment) -> Result<Vec<(String, Vec<TaskSpec>)>, RunError> {
+    let (seed, limit) = (settings.run.seed, settings.eval.tasks as usize);
+    settings.eval.splits.iter().map(|split| Ok((split.clone(), env.tasks(split, seed, limit)?))).collect()
 }
