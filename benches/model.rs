@@ -23,6 +23,9 @@ use coevolve::model::{
 use coevolve::world::draw;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
+/// Ids and targets of a sequence.
+type Row = (Vec<u32>, Vec<(u32, u32)>);
+
 /// About the size of the embedded policy: 2.2 million parameters.
 fn tiny() -> ModelConfig {
     ModelConfig {
@@ -72,7 +75,7 @@ fn batch(c: &ModelConfig, groups: usize, k: usize, prompt: usize, completion: us
     let mut b = TrainBatch::default();
     for g in 0..groups {
         let before = tokens(g as u64, prompt, c);
-        let rows: Vec<(Vec<u32>, Vec<(u32, u32)>)> = (0..k)
+        let rows: Vec<Row> = (0..k)
             .map(|i| {
                 let ids = [before.clone(), tokens((1000 + g * k + i) as u64, completion, c)].concat();
                 let targets = (prompt - 1..ids.len() - 1).map(|p| (p as u32, ids[p + 1])).collect();

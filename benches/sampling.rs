@@ -6,7 +6,12 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use coevolve::agent::sample::Chooser;
-use coevolve::agent::{Agent, ByteDialect, EpisodeJob, InlineHands, Limits, ModelPolicy, PlayStats, PolicyAgent};
+use coevolve::agent::template::ChatTemplate;
+use coevolve::agent::{
+    Agent, ByteDialect, ChatDialect, ChatOptions, Dialect, EpisodeJob, InlineHands, Limits, Line, ModelPolicy,
+    PlayStats, PolicyAgent,
+};
+use coevolve::env::desk;
 use coevolve::env::{EnvError, Environment, Message, Opening, Role, Session, StepReply, ToolResult, TurnReply};
 use coevolve::event::{Reward, RolloutKey, TaskSpec, ToolCall};
 use coevolve::model::tokenizer::{Tokenizer, TokenizerNotes};
