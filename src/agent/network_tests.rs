@@ -24,7 +24,7 @@ impl Dialect for Terse {
         // Half of the messages are calls.
         let name = if text.len() % 4 < 2 { "put" } else { "get" };
         let call = ToolCall { name: name.into(), arguments: "{\"a\":3}".into() };
-        let calls = if text.len() % 2 == 0 { vec![call] } else { vec![] };
+        let calls = if text.len().is_multiple_of(2) { vec![call] } else { vec![] };
         Parsed { calls, errors: vec![], text: text.into() }
     }
     fn decode(&self, ids: &[u32]) -> String {

@@ -3,6 +3,9 @@
 use super::{CallErrorKind, Collector};
 use crate::event::json::{Json, MAX_JSON_DEPTH};
 
+/// A call as written: name and keyword arguments in order.
+type NamedCall = (String, Vec<(String, Json)>);
+
 /// A syntax error: kind, message.
 type Fault = (CallErrorKind, String);
 
@@ -99,7 +102,7 @@ impl Scanner<'_> {
         Err((CallErrorKind::MalformedCall, format!("{what} at `{near}`")))
     }
 
-    fn calls(&mut self, bracketed: bool, limit: usize) -> Result<Vec<(String, Vec<(String, Json)>)>, Fault> {
+    fn calls(&mut self, bracketed: bool, limit: usize) -> Result<Vec<NamedCall>, Fault> {
         let mut calls = Vec::new();
         if bracketed {
             self.eat('[');

@@ -224,7 +224,7 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
     if s.batch.group < 2 {
         return Err(bad("batch.group", "a group needs at least 2 rollouts to have an advantage".into()));
     }
-    if !(s.batch.temperature > 0.0) {
+    if s.batch.temperature <= 0.0 {
         return Err(bad("batch.temperature", "must be above 0 in training".into()));
     }
     if !(s.batch.top_p > 0.0 && s.batch.top_p <= 1.0) {

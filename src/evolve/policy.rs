@@ -24,13 +24,16 @@ impl PolicyExplorer {
     }
 }
 
+/// Calls by turn.
+type Plans = Vec<Vec<ToolCall>>;
+
 /// Plans from playing.
 struct Plays {
     env: Arc<dyn Environment>,
     agent: Arc<dyn Agent>,
     limits: Limits,
     /// What was played, by context and round: playing is a function of them, this only saves time.
-    played: Mutex<BTreeMap<(String, u32), Vec<Vec<ToolCall>>>>,
+    played: Mutex<BTreeMap<(String, u32), Plans>>,
 }
 
 impl PlanSource for Plays {
@@ -65,7 +68,7 @@ impl PlanSource for Plays {
                 }
             })
             .map_err(|e| ExploreError::Policy { context: context.spec.id.clone(), message: e.to_string() })?;
-        let plans: Vec<Vec<ToolCall>> = turns.into_values().filter(|calls| !calls.is_empty()).collect();
+        let plans: Plans = turns.into_values().filter(|calls| !calls.is_empty()).collect();
         played.insert(at, plans.clone());
         Ok(plans)
     }

@@ -224,7 +224,7 @@ impl Explorer for Procedural {
         for (round, ground) in (0u32..).zip(playgrounds) {
             let mine: Vec<&ExplorationStepTaken> = steps.iter().filter(|s| s.round == round).collect();
             let mut at = 0;
-            let mut turns: Vec<(TurnSpec, String, String, Vec<(u32, u32)>)> = Vec::new();
+            let mut turns: Vec<Part> = Vec::new();
             for plan in self.plans(context, reflection, ground, round)? {
                 let Some(done) = mine.get(at..at + plan.len()) else { break };
                 at += plan.len();
@@ -240,7 +240,7 @@ impl Explorer for Procedural {
                 turns.push((turn, told.intent, told.family, done.iter().map(|s| (s.round, s.step)).collect()));
             }
             // Turns are taken in order until the draft is long enough; the rest begins the next draft.
-            let mut pending: Vec<(TurnSpec, String, String, Vec<(u32, u32)>)> = Vec::new();
+            let mut pending: Vec<Part> = Vec::new();
             for turn in turns {
                 pending.push(turn);
                 let calls: usize = pending.iter().map(|(t, ..)| t.solution.len()).sum();
@@ -287,13 +287,10 @@ impl Explorer for Procedural {
     }
 }
 
-fn draft(
-    context: &Context,
-    author: &str,
-    ground: &TaskSpec,
-    parts: Vec<(TurnSpec, String, String, Vec<(u32, u32)>)>,
-    n: usize,
-) -> DraftProposed {
+/// A narrated turn, its intent, its family, and the exploration steps it came from.
+type Part = (TurnSpec, String, String, Vec<(u32, u32)>);
+
+fn draft(context: &Context, author: &str, ground: &TaskSpec, parts: Vec<Part>, n: usize) -> DraftProposed {
     let mut task = TaskSpec {
         id: String::new(),
         env: ground.env.clone(),

@@ -140,11 +140,8 @@ fn play_baselines(
 ) -> Result<Vec<(String, Reward)>, ExploreError> {
     let limits = Limits { turns: 8, env_steps: 12, ..Limits::default() };
     let key = RolloutKey { step: 0, task: draft.task.id.clone(), draw: 0, k: 0 };
-    let agents: [(&str, Box<dyn Agent>); 3] = [
-        ("noop", Box::new(NoopAgent::default())),
-        ("random", Box::new(RandomAgent::default())),
-        ("echo", Box::new(EchoAgent::default())),
-    ];
+    let agents: [(&str, Box<dyn Agent>); 3] =
+        [("noop", Box::new(NoopAgent)), ("random", Box::new(RandomAgent)), ("echo", Box::new(EchoAgent))];
     let mut outcomes = Vec::new();
     for (name, agent) in agents {
         let job = EpisodeJob {

@@ -81,7 +81,10 @@ impl Filler {
     }
 }
 
-fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &dyn Fn(&dyn Fn(&mut SledStatus))) -> Result<()> {
+/// Changes the status that others see.
+type Note<'a> = dyn Fn(&dyn Fn(&mut SledStatus)) + 'a;
+
+fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>) -> Result<()> {
     let path = SledStore::path(reader.dir());
     // The first event decides which run this is.
     while reader.events() == 0 {

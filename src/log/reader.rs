@@ -356,14 +356,13 @@ impl Reader {
                 }
             }
             Source::Sled { store, .. } => {
-                let mut expected = first;
-                for (seq, bytes) in store.range(branch, first, last, SLED_PIECE_BYTES)? {
+                let stored = store.range(branch, first, last, SLED_PIECE_BYTES)?;
+                for (expected, (seq, bytes)) in (first..).zip(stored) {
                     let bad = |what: String| Error::Sled { path: SledStore::path(&self.inner.dir), what };
                     let frame = frame::read(&bytes).map_err(|e| bad(format!("event {branch}:{seq}: {e}")))?;
                     if seq != expected || frame.header.seq != seq || frame.header.branch != branch {
                         return Err(bad(format!("event {branch}:{expected} is missing")));
                     }
-                    expected += 1;
                     let digest = frame.chain();
                     f(frame, digest)?;
                 }

@@ -336,10 +336,13 @@ fn need<'a>(files: &ModelFiles<'a>, name: &str) -> Result<Cow<'a, [u8]>, LoadErr
     files.read(name, MAX_JSON_BYTES).map_err(io(&path))?.ok_or_else(missing)
 }
 
+/// A file, where its data begins, and the tensors wanted from it in file order.
+type Shard = (String, u64, Vec<(String, TensorInfo)>);
+
 /// Which tensor is read from where, checked against the layout.
 struct Plan {
     /// (file name, offset of its data, tensors in file order).
-    shards: Vec<(String, u64, Vec<(String, TensorInfo)>)>,
+    shards: Vec<Shard>,
 }
 
 impl Plan {

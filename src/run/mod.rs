@@ -186,7 +186,7 @@ impl Run {
 
     fn train_step(&mut self, step: u32, observer: &mut dyn Observer) -> Result<(), RunError> {
         let last = step == self.settings.run.steps;
-        let due = |every: u32| every > 0 && step % every == 0;
+        let due = |every: u32| step.is_multiple_of(every) && every > 0;
         observer.progress(Progress::StepStarted { step, of: self.settings.run.steps });
         let plan = self.plan(step)?;
         self.sample(&plan, observer)?;

@@ -90,7 +90,7 @@ fn openings_describe_tools_where_the_template_or_the_style_says() {
     assert!(given.is_empty());
     assert!(messages[0].content.starts_with("Be brief.\n\nTools:\nweather(city?)\n"), "{}", messages[0].content);
     // No tools section, no system message: one is put in front.
-    let (messages, given) = template(SMOLLM2).opening(&[words.clone()], &tools, ToolStyle::Full);
+    let (messages, given) = template(SMOLLM2).opening(std::slice::from_ref(&words), &tools, ToolStyle::Full);
     assert!(given.is_empty());
     assert_eq!(messages[0].role, Role::System);
     assert!(messages[0].content.contains(r#"{"type": "function", "function": {"name": "weather""#));

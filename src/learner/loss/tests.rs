@@ -31,7 +31,7 @@ impl Case {
             case.reference.push(near(&mut d, &logp, 2.0 * spread));
             case.entropy.push((0..n).map(|_| d.unit()).collect());
             // The first sequence has no trained token in every third case, the others at least one.
-            let nothing = s == 0 && seed % 3 == 0;
+            let nothing = s == 0 && seed.is_multiple_of(3);
             case.mask.push((0..n).map(|t| !nothing && (t == 0 || d.chance(0.7))).collect());
             case.advantage.push(if d.chance(0.15) { 0.0 } else { 4.0 * d.unit() - 2.0 });
             case.logp.push(logp);

@@ -248,9 +248,10 @@ impl Learner {
         };
         let len = gradient.len();
         let gradient = Tensor::from_vec(gradient, len, &Device::Cpu)?;
-        let op = AdamWOp::new(&mut self.optimizer, scale, learning_rate, constants);
-        self.weights.as_tensor().inplace_op2(&gradient, &op)?;
-        drop(op);
+        {
+            let op = AdamWOp::new(&mut self.optimizer, scale, learning_rate, constants);
+            self.weights.as_tensor().inplace_op2(&gradient, &op)?;
+        }
         self.version += 1;
         Ok(Ok(GradientStepTaken {
             step,

@@ -217,7 +217,8 @@ fn poisoned(spoil: impl Fn(&mut Bigram), config: LearnerConfig) -> (Learner, Str
 
 #[test]
 fn what_is_not_finite_changes_no_bit() {
-    let spoils: [(&str, fn(&mut Bigram)); 3] = [
+    type Spoil = (&'static str, fn(&mut Bigram));
+    let spoils: [Spoil; 3] = [
         ("non-finite loss", |b| b.poison_forward = Some(2)),
         ("non-finite gradient", |b| b.poison_backward = Some(2)),
         ("non-finite loss", |b| b.reference[0..V * V].fill(f32::NAN)),

@@ -10,7 +10,7 @@ const ROUNDS: u64 = 50;
 
 /// Content of the event with this seq on main.
 fn content(seq: u64) -> Event {
-    if seq % 97 == 0 { large((seq % 5) as u8, 70_000 + seq as usize) } else { event(seq as u32) }
+    if seq.is_multiple_of(97) { large((seq % 5) as u8, 70_000 + seq as usize) } else { event(seq as u32) }
 }
 
 fn options() -> Options {
