@@ -299,7 +299,8 @@ impl Run {
         self.finished_step().map_or(1, |s| s + 1)
     }
 
-    /// Tasks that a draft must not come close to: D and the evaluation splits.
+    /// Tasks that a draft must not come close to: D as the round found it, and the evaluation splits. Tasks of
+    /// the round itself are left out: a resumed round walks its drafts again and adds them one by one.
     fn known_tasks(&self) -> NoveltyIndex {
         let mut index = NoveltyIndex::new();
         for (split, tasks) in &self.held_out {
@@ -307,8 +308,13 @@ impl Run {
                 index.add(split, task);
             }
         }
-        for entry in self.ledger.state().tasks.tasks.values() {
-            index.add("training", &entry.task);
+        let state = self.ledger.state();
+        let of_this_round =
+            |draft: &String| state.recorded.round.as_ref().is_some_and(|r| r.drafts.contains_key(draft));
+        for entry in state.tasks.tasks.values() {
+            if !entry.draft.as_ref().is_some_and(of_this_round) {
+                index.add("training", &entry.task);
+            }
         }
         index
     }
