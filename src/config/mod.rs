@@ -48,7 +48,7 @@ settings! {
     /// The run as a whole.
     run: Run {
         seed: u64 = 7, "integer", "Master seed of every random choice.";
-        steps: u32 = 30, "steps", "Training steps.";
+        steps: u32 = 120, "steps", "Training steps.";
         threads: u32 = 0, "threads; 0 = all cores", "Threads of sampling and of the learner. Results do not depend on it.";
         checkpoint_every: u32 = 10, "steps", "Write weights and optimiser state every so many steps, and at the end. A cache: resume recomputes what lies between.";
     }
@@ -56,7 +56,7 @@ settings! {
     env: Env {
         name: String = "desk".into(), "desk | bfcl", "Environment.";
         split: String = "train".into(), "split name", "Split that the first tasks come from.";
-        seed_tasks: u32 = 60, "tasks", "Size of D_0.";
+        seed_tasks: u32 = 100, "tasks", "Size of D_0.";
         workers: u32 = 1, "threads; 0 = in the sampler's thread", "Environment worker threads.";
         max_steps: u32 = 30, "environment steps", "Steps an episode may take; running over is a failure.";
         partial_credit: bool = false, "true | false", "BFCL: the share of turns passed instead of 0 or 1.";
@@ -75,7 +75,7 @@ settings! {
     batch: Batch {
         tasks: u32 = 32, "groups", "Tasks drawn for a step.";
         group: u32 = 8, "rollouts", "Rollouts of a group, K.";
-        temperature: f64 = 1.0, "temperature", "Sampling temperature in training (the paper uses 0.9).";
+        temperature: f64 = 0.9, "temperature", "Sampling temperature in training; the trainer's log-probs use it too.";
         top_p: f64 = 1.0, "probability mass", "Nucleus sampling; 1 = off. Below 1 the sampler's distribution is not the trainer's: use learner.correction.";
         fresh_share: f64 = 0.5, "share of the batch", "At most this share is kept for tasks admitted since they were last drawn.";
     }
@@ -96,20 +96,20 @@ settings! {
         epsilon_low: f64 = 0.20, "ratio", "Clip below.";
         epsilon_high: f64 = 0.28, "ratio", "Clip above.";
         dual_clip: f64 = 3.0, "ratio; 0 = off", "Bound of the loss for negative advantages.";
-        beta: f64 = 0.02, "weight", "Weight of the KL term to the reference policy (the paper's 1e-3 belongs to its learning rate of 1e-6).";
+        beta: f64 = 1e-3, "weight", "Weight of the KL term to the reference policy; 0 = no reference is computed.";
         kl: String = "k3".into(), "k1 | k2 | k3", "KL estimator.";
         entropy_bonus: f64 = 0.0, "weight", "Weight of the entropy bonus.";
-        updates_per_step: u32 = 2, "updates", "Optimiser updates a step (mini-batches of groups).";
-        learning_rate: f64 = 1e-3, "per update", "Peak learning rate.";
-        schedule: String = "linear".into(), "constant | linear | cosine", "Learning-rate schedule over run.steps.";
-        warmup_steps: u32 = 3, "steps", "Linear warm-up.";
+        updates_per_step: u32 = 1, "updates", "Optimiser updates a step (mini-batches of groups).";
+        learning_rate: f64 = 1e-6, "per update", "Peak learning rate.";
+        schedule: String = "constant".into(), "constant | linear | cosine", "Learning-rate schedule over run.steps.";
+        warmup_steps: u32 = 0, "steps", "Linear warm-up.";
         final_lr_share: f64 = 0.1, "share of the peak", "Learning rate that linear and cosine end at.";
         weight_decay: f64 = 0.01, "per update, times lr", "Decoupled weight decay.";
         beta1: f64 = 0.9, "decay", "AdamW first moment.";
         beta2: f64 = 0.999, "decay", "AdamW second moment.";
         max_grad_norm: f64 = 1.0, "norm", "Global gradient-norm clipping.";
         micro_batch_tokens: u32 = 8192, "tokens", "Tokens of a micro-batch; bounds memory, never changes the loss.";
-        skip_zero_advantage: bool = true, "true | false", "Leave rollouts out of the update whose advantage is exactly 0 (all-equal groups): they would only pull towards the reference.";
+        skip_zero_advantage: bool = false, "true | false", "Leave rollouts out of the update whose advantage is exactly 0 (all-equal groups): they would only pull towards the reference.";
         max_skipped: u32 = 5, "updates", "Stop after so many skipped updates in a row.";
         random_rewards: bool = false, "true | false", "Control: replace every score by a fair coin of the draw. Held-out success must not improve.";
     }
@@ -129,7 +129,7 @@ settings! {
     evolve: Evolve {
         mode: String = "feedback".into(), "feedback | random | off", "feedback follows the signals, random explores unguided at the same budget, off never adds a task.";
         initial: String = "split".into(), "split | explore", "D_0 from env.split, or by unguided exploration.";
-        every: u32 = 3, "steps", "F: an evolution round every so many steps (the paper: 10 of 120). The round at the last step is skipped.";
+        every: u32 = 10, "steps", "F: an evolution round every so many steps. The round at the last step is skipped.";
         explorer: String = "procedural".into(), "procedural | policy | llm", "Who reflects, explores and writes drafts.";
         max_contexts: u32 = 32, "contexts", "Contexts of a round, one per (task, signal), hardest first.";
         rounds: u32 = 2, "rounds", "Exploration rounds of a context.";
