@@ -98,9 +98,11 @@ pub fn asks_for(reply: &str, missing: &Missing) -> bool {
         return false;
     }
     let known = ask_words(&missing.field, Val::parse(&missing.reply).map(|v| v.ty));
-    // Prepositions are too common to count as naming a field.
-    let by_name = !matches!(missing.field.as_str(), "to" | "from" | "with");
-    reply_words(reply).iter().any(|w| known.contains(&w.as_str()) || (by_name && *w == missing.field))
+    // Prepositions are too common to count as naming a field, except where the question ends in one.
+    let preposition = matches!(missing.field.as_str(), "to" | "from" | "with");
+    let words = reply_words(reply);
+    let named = |w: &String| *w == missing.field && !preposition;
+    words.iter().any(|w| known.contains(&w.as_str()) || named(w)) || words.last() == Some(&missing.field)
 }
 
 impl DeskSession {
