@@ -159,17 +159,14 @@ fn check_position(reader: &Reader, store: &SledStore, journal: &JournalId) -> Re
     Ok(at)
 }
 
-/// Builds a new copy from the journal beside the old one and puts it in its place. The old one is removed once the
-/// new one is whole.
+/// Builds a new copy from the journal beside the old one and puts it in its place. The old one moves to
+/// `quarantine/`: it may hold what the journal has lost.
 pub(crate) fn rebuild(reader: &Reader) -> Result<()> {
     let path = SledStore::path(reader.dir());
     let beside = path.with_extension("sled.new");
-    let old = path.with_extension("sled.old");
-    for stale in [&beside, &old] {
-        match std::fs::remove_dir_all(stale) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", stale)(e)),
-            _ => {}
-        }
+    match std::fs::remove_dir_all(&beside) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &beside)(e)),
+        _ => {}
     }
     let journal = reader.journal_id().ok_or(Error::Closed)?;
     {
@@ -181,12 +178,12 @@ pub(crate) fn rebuild(reader: &Reader) -> Result<()> {
         store.flush()?;
     }
     if path.exists() {
+        let quarantine = reader.dir().join("quarantine");
+        std::fs::create_dir_all(&quarantine).map_err(Error::io("create folder", &quarantine))?;
+        let free = (1..).map(|n| quarantine.join(format!("sled-{n}"))).find(|p| !p.exists());
+        let Some(old) = free else { return Err(Error::Closed) };
         std::fs::rename(&path, &old).map_err(Error::io("rename", &path))?;
     }
     std::fs::rename(&beside, &path).map_err(Error::io("rename", &beside))?;
-    super::blob::sync_dir(reader.dir())?;
-    match std::fs::remove_dir_all(&old) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &old)(e)),
-        _ => Ok(()),
-    }
+    super::blob::sync_dir(reader.dir())
 }

@@ -144,13 +144,11 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
             }
         }
     }
-    let tail_lost = lost_all || matches!(survey.pieces.last(), Some(Piece::Hole));
-    if tail_lost {
-        rebuild.fill_all()?;
-        if let Some(mark) = survey.mark.filter(|m| m.events > rebuild.events) {
-            let what = format!("of {} events, {} are in neither copy", mark.events, mark.events - rebuild.events);
-            return Err(Error::Unrepairable { path: index::folder(dir), what });
-        }
+    // A branch may have lost its end although records of other branches follow.
+    rebuild.fill_all()?;
+    if let Some(mark) = survey.mark.filter(|m| m.events > rebuild.events) {
+        let what = format!("of {} events, {} are in neither copy", mark.events, mark.events - rebuild.events);
+        return Err(Error::Unrepairable { path: index::folder(dir), what });
     }
     done.restored_events = rebuild.restored;
     rebuild.finish()?;
