@@ -73,7 +73,10 @@ fn sources(folders: &[&str]) -> Vec<(String, String)> {
 /// Modules of a room that exist under `cfg(test)` only, by file name.
 fn is_test_module(file: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
-    ["tests.rs", "testing.rs", "fake.rs"].contains(&name) || file.contains("/tests/") || file.starts_with("tests/")
+    ["tests.rs", "testing.rs", "fake.rs"].contains(&name)
+        || name.ends_with("_tests.rs")
+        || file.contains("/tests/")
+        || file.starts_with("tests/")
 }
 
 /// The source without its test module and comments, line by line (empty lines keep the numbering).
