@@ -305,7 +305,9 @@ pub fn tools_section(tools: &[ToolDef], style: ToolStyle) -> String {
         ),
         // Short: a small model's context is small too.
         ToolStyle::Compact | ToolStyle::Described => {
-            format!("Tools:\n{lines}\nCall: <tool_call>\n{{\"name\": ..., \"arguments\": {{...}}}}\n</tool_call>")
+            format!(
+                "Tools:\n{lines}\nCall: <tool_call>\n{{\"name\": \"tool\", \"arguments\": {{\"argument\": \"value\"}}}}\n</tool_call>"
+            )
         }
     }
 }

@@ -63,7 +63,7 @@ impl Eval {
                     "echo" => Arc::new(EchoAgent),
                     model => {
                         settings.policy.model = model.into();
-                        policy::open(&settings)?.agent()?
+                        policy::open(&settings, open_environment(&settings)?.as_ref())?.agent()?
                     }
                 };
                 (settings, agent)

@@ -56,7 +56,7 @@ impl Run {
     /// first event leaves.
     pub fn create(dir: &Path, settings: Settings, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
         let env = open_environment(&settings)?;
-        let trainee = policy::open(&settings)?;
+        let trainee = policy::open(&settings, env.as_ref())?;
         let started = RunStarted {
             run_id: crate::world::new_run_id(),
             seed: settings.run.seed,
@@ -90,7 +90,7 @@ impl Run {
         let recorded = crate::config::from_recorded(&info.settings, dir)?;
         let settings = crate::config::with_execution(recorded, &execution, &[])?;
         let env = open_environment(&settings)?;
-        let trainee = policy::open(&settings)?;
+        let trainee = policy::open(&settings, env.as_ref())?;
         let environment = format!("{} {}", env.name(), env.version());
         if environment != info.environment {
             return Err(RunError::Changed { what: "the environment", recorded: info.environment, found: environment });
@@ -122,7 +122,8 @@ impl Run {
         let ledger = ledger::Past::read(dir)?;
         let info = ledger.state.run.clone().ok_or_else(|| RunError::NothingToResume { dir: dir.to_path_buf() })?;
         let settings = crate::config::from_recorded(&info.settings, dir)?;
-        let mut trainee = policy::open(&settings)?;
+        let env = open_environment(&settings)?;
+        let mut trainee = policy::open(&settings, env.as_ref())?;
         ledger.restore(dir, trainee.as_mut())?;
         Ok((settings, trainee.agent()?))
     }

@@ -2,13 +2,15 @@
 
 use super::RunError;
 use super::setup::{learner_config, threads};
-use crate::agent::template::{ChatMessage, ChatTemplate};
+use crate::agent::dialect::hermes;
+use crate::agent::template::{ChatMessage, ChatTemplate, python_json};
 use crate::agent::tools::ToolStyle;
 use crate::agent::{Agent, ChatDialect, ChatOptions, Dialect, ModelPolicy, PolicyAgent, ScriptedAgent};
 use crate::config::Settings;
 use crate::decide::advantage::{AdvantageConfig, Member, advantages};
 use crate::env::Environment;
-use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped};
+use crate::event::json::Json;
+use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped, TaskSpec};
 use crate::evolve::Explorer;
 use crate::evolve::client::Endpoint;
 use crate::evolve::llm::Llm;
@@ -19,6 +21,9 @@ use crate::model::{Decoder, LoraConfig, LoraParams, LoraTarget, ModelConfig, Par
 use crate::world::draw;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Tasks looked through for worked examples.
+const MAX_EXAMPLE_TASKS: usize = 200;
 
 /// One optimiser update.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,10 +53,10 @@ pub trait Trainee: Send {
 }
 
 /// The policy named by `policy.model`.
-pub fn open(settings: &Settings) -> Result<Box<dyn Trainee>, RunError> {
+pub fn open(settings: &Settings, env: &dyn Environment) -> Result<Box<dyn Trainee>, RunError> {
     Ok(match settings.policy.model.as_str() {
         "scripted" => Box::new(Scripted { version: 0, seed: settings.run.seed }),
-        _ => Box::new(Model::open(settings)?),
+        _ => Box::new(Model::open(settings, env)?),
     })
 }
 
@@ -188,7 +193,7 @@ struct Model {
 }
 
 impl Model {
-    fn open(settings: &Settings) -> Result<Model, RunError> {
+    fn open(settings: &Settings, env: &dyn Environment) -> Result<Model, RunError> {
         let loaded = load(&settings.policy.model)?;
         let bad = |message: String| RunError::Policy { model: settings.policy.model.clone(), message };
         let digest = loaded.digest();
@@ -204,7 +209,7 @@ impl Model {
             let learner = Learner::lora(&loaded.config, loaded.params.clone(), adapters, threads, learner_settings)?;
             (Some((loaded.params.clone(), lora)), learner)
         };
-        let dialect = dialect(&loaded, settings).map_err(bad)?;
+        let dialect = dialect(&loaded, settings, examples(settings, env)?).map_err(bad)?;
         Ok(Model {
             config: loaded.config,
             base,
@@ -237,7 +242,11 @@ pub fn load(model: &str) -> Result<LoadedModel, RunError> {
 }
 
 /// The model's way of writing conversations.
-pub fn dialect(loaded: &LoadedModel, settings: &Settings) -> Result<Arc<dyn Dialect>, String> {
+pub fn dialect(
+    loaded: &LoadedModel,
+    settings: &Settings,
+    examples: Vec<ChatMessage>,
+) -> Result<Arc<dyn Dialect>, String> {
     let source = loaded
         .tokenizer
         .chat_template()
@@ -250,36 +259,48 @@ pub fn dialect(loaded: &LoadedModel, settings: &Settings) -> Result<Arc<dyn Dial
         _ if small && !template.shows_tools() => ToolStyle::Compact,
         _ => ToolStyle::Full,
     };
-    let options = ChatOptions { tools, examples: examples(settings.policy.few_shot), ..ChatOptions::default() };
+    let options = ChatOptions { tools, examples, ..ChatOptions::default() };
     let dialect = ChatDialect::new(template, loaded.tokenizer.clone(), options).map_err(|e| e.to_string())?;
     Ok(Arc::new(dialect))
 }
 
-/// Worked examples that show the form of calls, not the solution of any task.
-fn examples(count: u32) -> Vec<ChatMessage> {
+/// Arguments as models are used to seeing them: Python's spacing.
+fn spaced(arguments: &str) -> Result<String, String> {
+    Json::parse(arguments).map(|json| python_json(&json)).map_err(|e| e.to_string())
+}
+
+/// Worked examples: first turns of training tasks that are not in D_0, with the environment's real results.
+fn examples(settings: &Settings, env: &dyn Environment) -> Result<Vec<ChatMessage>, RunError> {
     use crate::env::Role;
-    let shots = [
-        (
-            "What is the weather in Oslo?",
-            "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>",
-            "{\"temperature\": 4, \"sky\": \"rain\"}",
-            "It is raining in Oslo at 4 degrees.",
-        ),
-        (
-            "Add milk to my list.",
-            "<tool_call>\n{\"name\": \"list_add\", \"arguments\": {\"item\": \"milk\"}}\n</tool_call>",
-            "{\"ok\": true}",
-            "Done.",
-        ),
-    ];
+    let wanted = settings.policy.few_shot as usize;
     let mut messages = Vec::new();
-    for (query, call, result, answer) in shots.iter().take(count as usize) {
-        messages.push(ChatMessage::new(Role::User, *query));
-        messages.push(ChatMessage::new(Role::Assistant, *call));
-        messages.push(ChatMessage::result("", *result));
-        messages.push(ChatMessage::new(Role::Assistant, *answer));
+    if wanted == 0 {
+        return Ok(messages);
     }
-    messages
+    let first = settings.env.seed_tasks as usize;
+    let tasks = env.tasks(&settings.env.split, settings.run.seed, first + MAX_EXAMPLE_TASKS)?;
+    let short =
+        |t: &&TaskSpec| t.turns.first().is_some_and(|t| t.missing.is_none() && (1..=2).contains(&t.solution.len()));
+    let mut session = env.open()?;
+    for task in tasks.iter().skip(first).filter(short).take(wanted) {
+        let opening = session.reset(task, "example", settings.run.seed)?;
+        let (Some(turn), Some(query)) = (task.turns.first(), opening.messages.iter().rfind(|m| m.role == Role::User))
+        else {
+            continue;
+        };
+        messages.push(ChatMessage::new(Role::User, query.content.clone()));
+        for call in &turn.solution {
+            let text = hermes("", std::slice::from_ref(call), spaced)
+                .map_err(|e| RunError::internal("an example's call", e))?;
+            messages.push(ChatMessage::new(Role::Assistant, text));
+            let reply = session.step(std::slice::from_ref(call))?;
+            for result in reply.results {
+                messages.push(ChatMessage::result(&call.name, result.content));
+            }
+        }
+        messages.push(ChatMessage::new(Role::Assistant, turn.answer.clone().unwrap_or_else(|| "Done.".into())));
+    }
+    Ok(messages)
 }
 
 impl Trainee for Model {

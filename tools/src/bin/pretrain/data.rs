@@ -52,7 +52,7 @@ pub struct Demos {
 
 impl Demos {
     pub fn new(model: &LoadedModel, seed: u64, habits: f64) -> Result<Demos, Box<dyn Error>> {
-        let dialect = policy::dialect(model, &Settings::default())?;
+        let dialect = policy::dialect(model, &Settings::default(), Vec::new())?;
         let mut values = BTreeSet::new();
         for word in Ty::ALL.iter().flat_map(|ty| ty.pool()) {
             values.insert(model.tokenizer.token_to_id(word).ok_or("a value is no token")?);

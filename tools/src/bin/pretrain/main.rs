@@ -249,7 +249,7 @@ fn evaluate(model: &LoadedModel, split: &str, threads: usize) -> Result<f64, Box
     let env: Arc<dyn Environment> = Arc::new(Desk::new(DeskLimits::default()));
     let tasks = env.tasks(split, 0, 100)?;
     let decoder = Decoder::new(&model.config, &model.params, None)?;
-    let dialect = policy::dialect(model, &settings)?;
+    let dialect = policy::dialect(model, &settings, Vec::new())?;
     let agent: Box<dyn Agent> = Box::new(PolicyAgent::new("policy", Arc::new(ModelPolicy(Arc::new(decoder))), dialect));
     let plan = play_plan(&settings, coevolve::run::limits(&settings), Arc::new(AtomicBool::new(false)));
     let results = evaluate_split(&env, agent.as_ref(), split, &tasks, 0, &plan, &mut |_| {})?;
