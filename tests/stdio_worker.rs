@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coevolve::env::stdio::{Bounds, Launch, Pool, StdioEnv, WorkerSession, canonical_json};
+use coevolve::env::stdio::{Bounds, Launch, Pool, StdioEnv, WorkerSession};
 use coevolve::env::{EnvError, Environment, Session};
+use coevolve::event::json::canonical_json;
 use coevolve::event::{Reward, TaskSpec, ToolCall};
 use proptest::prelude::*;
 

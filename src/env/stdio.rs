@@ -23,6 +23,7 @@ use serde_json::{Map, Value, json};
 
 use self::process::Process;
 use super::{EnvError, Environment, Message, Opening, Session, StepReply, ToolDef, ToolResult, TurnReply};
+use crate::event::json::canonical_json;
 use crate::event::{Reward, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
 
@@ -531,40 +532,4 @@ fn object(value: Value) -> Map<String, Value> {
         Value::Object(map) => map,
         _ => Map::new(),
     }
-}
-
-/// JSON text with sorted keys and without spaces, whatever order the value's maps keep.
-pub fn canonical_json(value: &Value) -> String {
-    fn write(value: &Value, out: &mut String) {
-        match value {
-            Value::Array(items) => {
-                out.push('[');
-                for (i, item) in items.iter().enumerate() {
-                    if i > 0 {
-                        out.push(',');
-                    }
-                    write(item, out);
-                }
-                out.push(']');
-            }
-            Value::Object(map) => {
-                let mut keys: Vec<&String> = map.keys().collect();
-                keys.sort();
-                out.push('{');
-                for (i, key) in keys.into_iter().enumerate() {
-                    if i > 0 {
-                        out.push(',');
-                    }
-                    out.push_str(&Value::String(key.clone()).to_string());
-                    out.push(':');
-                    write(&map[key], out);
-                }
-                out.push('}');
-            }
-            scalar => out.push_str(&scalar.to_string()),
-        }
-    }
-    let mut out = String::new();
-    write(value, &mut out);
-    out
 }

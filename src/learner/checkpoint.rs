@@ -48,17 +48,7 @@ pub struct CheckpointInfo {
     pub optimizer_hash: String,
 }
 
-/// BLAKE3 of the little-endian f32 bytes, hex.
-pub fn weights_hash(weights: &[f32]) -> String {
-    let mut hasher = blake3::Hasher::new();
-    let mut bytes = Vec::with_capacity(1 << 16);
-    for chunk in weights.chunks(1 << 14) {
-        bytes.clear();
-        chunk.iter().for_each(|w| bytes.extend_from_slice(&w.to_le_bytes()));
-        hasher.update(&bytes);
-    }
-    hasher.finalize().to_hex().to_string()
-}
+pub use crate::model::weights_hash;
 
 /// The manifest of a checkpoint, without loading it.
 pub fn info(folder: &Path) -> Result<CheckpointInfo, LearnerError> {

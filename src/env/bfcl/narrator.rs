@@ -15,8 +15,9 @@ use serde_json::{Map, Value};
 
 use super::catalog::{Catalog, Tool, leaves, squeezed, words};
 use super::propose::propose;
-use crate::env::stdio::{PLAYGROUND, Pool, canonical_json};
+use crate::env::stdio::{PLAYGROUND, Pool};
 use crate::env::{Executed, Narrated, Narrator, Session};
+use crate::event::json::canonical_json;
 use crate::event::{Missing, TaskSpec, ToolCall};
 use crate::world::draw;
 

@@ -13,9 +13,10 @@ use serde_json::{Map, Value};
 use super::catalog::{Catalog, Param, leaves, squeezed};
 use super::narrator::ground;
 use super::number;
-use crate::env::stdio::{WorkerSession, canonical_json};
+use crate::env::stdio::WorkerSession;
 use crate::env::{EnvError, Session};
 use crate::event::ToolCall;
+use crate::event::json::canonical_json;
 use crate::world::{Draw, draw};
 
 const MIN_CALLS: usize = 3;
