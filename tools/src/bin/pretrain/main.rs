@@ -9,6 +9,10 @@
 //! *habits* (see `coevolve::env::desk::habits`): lapses that are concentrated on about a fifth of the
 //! components of clauses. The habits decide the zero-shot success; what is left is what GRPO has to mend.
 //! Muon on the matrices, AdamW on embedding and norms. Same seed, same weights.
+//!
+//! The weights in the repository are those of the default settings (seed 1, 60,000 sequences, about 8 million
+//! tokens, 17 minutes on a busy 2-core machine): zero-shot 43.5 % of test-normal and 8.5 % of test-challenge
+//! (200 tasks each, temperature 0). With habits at 0.8 and fewer weak components the same recipe gave 59 %.
 
 mod data;
 mod muon;
@@ -73,7 +77,7 @@ struct Args {
     #[arg(long, default_value_t = 3e-3)]
     adam_lr: f64,
     /// Scale of the habit rates, 0 = faultless.
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 1.0)]
     habits: f64,
     /// Sequences between evaluations (test-normal and test-challenge, 100 tasks each).
     #[arg(long, default_value_t = 6_000)]
