@@ -28,7 +28,7 @@ const IDLE_WAIT: Duration = Duration::from_millis(100);
 pub struct SledStatus {
     /// Events of the journal it holds.
     pub events: u64,
-    /// Whether it was rebuilt from the journal in this session, and why.
+    /// Whether it was rebuilt from the journal since it was opened, and why.
     pub rebuilt: Option<String>,
     /// Why it is not kept, if it is not: the journal goes on without it.
     pub failed: Option<String>,
