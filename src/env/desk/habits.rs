@@ -16,11 +16,12 @@ use crate::env::Role;
 use crate::event::{TaskSpec, ToolCall};
 use crate::world::Draw;
 
-/// Share of components that are weak, percent.
+/// Share of components that are weak, percent. Raised from 25 after a policy pretrained with that (and habits
+/// at 0.8) solved 59 % of 100 test-normal tasks: the start should lie between 20 and 45 %.
 const WEAK_PERCENT: u64 = 32;
 
-/// Which components are weak. Chosen, before any policy was trained, among 60 values so that every lapse
-/// occurs and the weak share is alike in training and test-normal clauses (0.32 and 0.32).
+/// Which components are weak. Chosen, before any policy was trained and with [`WEAK_PERCENT`] at its first
+/// value, among 60 so that every lapse occurs and the weak share was alike in training and test-normal clauses.
 const SALT: u64 = 37;
 
 /// One message of a demonstration.

@@ -6,7 +6,7 @@
 //!
 //! Supervised on procedural demonstrations in `desk` (all training families, never a reserved one), in a
 //! curriculum: copy drills and faultless single turns first, then whole episodes with the demonstrator's
-//! *habits* (see `coevolve::env::desk::habits`): lapses that are concentrated on about a fifth of the
+//! *habits* (see `coevolve::env::desk::habits`): lapses that are concentrated on about a third of the
 //! components of clauses. The habits decide the zero-shot success; what is left is what GRPO has to mend.
 //! Muon on the matrices, AdamW on embedding and norms. Same seed, same weights.
 //!
