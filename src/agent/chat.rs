@@ -1,15 +1,16 @@
 //! The dialect of real models: their chat template, their tokenizer, a tool-call parser.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-use super::dialect::{Dialect, DialectError, Fault, Line, Parsed, hermes};
+use super::dialect::{Dialect, DialectError, Fault, Line, Parsed};
 use super::parse::{self, CallFormat, ParseLimits};
-use super::template::{ChatMessage, ChatTemplate, announce_tools, python_json};
+use super::template::{ChatMessage, ChatTemplate, announce_tools};
 use super::tools::ToolStyle;
+use super::write::write_calls;
+use crate::decide::similarity::tokens;
 use crate::env::{Opening, Role, ToolDef};
 use crate::event::ToolCall;
-use crate::event::json::Json;
 use crate::model::tokenizer::Tokenizer;
 
 /// How tools are shown and calls are read.
@@ -24,8 +25,19 @@ pub struct ChatOptions {
     pub check_schemas: bool,
     /// System message where the environment gives none; otherwise it is put in front of it.
     pub instructions: Option<String>,
-    /// Few-shot examples, between the system message and the first user message.
-    pub examples: Vec<ChatMessage>,
+    /// Worked examples to choose from, best first.
+    pub examples: Vec<Example>,
+    /// How many of them are shown, between the system message and the first user message.
+    pub few_shot: usize,
+}
+
+/// A worked example: what a user asked, the calls and their results, the answer.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Example {
+    /// The conversation.
+    pub messages: Vec<ChatMessage>,
+    /// Names of the tools it calls.
+    pub tools: Vec<String>,
 }
 
 /// Openings whose ids are kept: the K episodes of a group ask for the same one at about the same time.
@@ -95,10 +107,39 @@ impl ChatDialect {
                 }
             }
         }
-        let (mut messages, tools) = self.template.opening(&messages, &opening.tools, self.options.tools);
+        let (mut messages, tools) =
+            self.template.opening(&messages, &opening.tools, self.options.tools, self.options.calls);
         let at = messages.iter().take_while(|m| m.role == Role::System).count();
-        messages.splice(at..at, self.options.examples.iter().cloned());
+        messages.splice(at..at, self.examples(opening).flat_map(|e| e.messages.iter().cloned()));
         (messages, tools)
+    }
+
+    /// The examples for an episode, the best one last, where a small model looks most: those that call
+    /// nothing else than the episode's tools, and of them those whose question is most like the user's
+    /// (Jaccard similarity of the words, a word weighing more the fewer examples have it).
+    fn examples(&self, opening: &Opening) -> impl Iterator<Item = &Example> {
+        let asked = |m: &[ChatMessage]| {
+            let question = m.iter().find(|m| m.role == Role::User);
+            tokens(question.map_or("", |m| &m.content)).into_iter().collect::<BTreeSet<_>>()
+        };
+        let questions: Vec<BTreeSet<String>> = self.options.examples.iter().map(|e| asked(&e.messages)).collect();
+        let query = asked(&opening.messages.iter().map(ChatMessage::from).collect::<Vec<_>>());
+        let weight = |words: &mut dyn Iterator<Item = &String>| -> f64 {
+            let rarity =
+                |w| (1 + questions.len()) as f64 / (1 + questions.iter().filter(|q| q.contains(w)).count()) as f64;
+            words.map(|w| rarity(w).ln()).sum()
+        };
+        let mut ranked: Vec<(usize, f64, &Example)> = Vec::new();
+        for (example, question) in self.options.examples.iter().zip(&questions) {
+            let foreign = example.tools.iter().filter(|t| !opening.tools.iter().any(|d| d.name == **t)).count();
+            let all = weight(&mut query.union(question));
+            let likeness = if all > 0.0 { weight(&mut query.intersection(question)) / all } else { 0.0 };
+            ranked.push((foreign, likeness, example));
+        }
+        // Stable: equals stay in the order given.
+        ranked.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
+        ranked.truncate(self.options.few_shot);
+        ranked.into_iter().rev().map(|(_, _, example)| example)
     }
 
     /// Whether what follows a reply is the same behind every kind of conversation.
@@ -199,10 +240,7 @@ impl Dialect for ChatDialect {
     }
 
     fn utter(&self, text: &str, calls: &[ToolCall]) -> Result<Vec<u32>, DialectError> {
-        let written = hermes(text, calls, |arguments| {
-            let json = Json::parse(arguments).map_err(|e| e.to_string())?;
-            Ok(python_json(&json))
-        })?;
+        let written = write_calls(self.options.calls, text, calls)?;
         self.tokenizer.encode(&written).map_err(|e| failed("encoding a reply", e))
     }
 

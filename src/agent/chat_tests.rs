@@ -158,8 +158,8 @@ fn untrusted_words_never_become_control_tokens() {
 
 #[test]
 fn instructions_and_examples_have_their_places() {
-    let examples = vec![ChatMessage::new(Role::User, "q"), ChatMessage::new(Role::Assistant, "a")];
-    let options = ChatOptions { instructions: Some("Be brief.".into()), examples, ..compact() };
+    let examples = vec![example("q", "a", &[])];
+    let options = ChatOptions { instructions: Some("Be brief.".into()), examples, few_shot: 1, ..compact() };
     let dialect = dialect(CHATML, options);
     let text = dialect.decode(&dialect.opening(&opening()).unwrap());
     assert!(text.starts_with("<|im_start|>system\nBe brief.\n\nOffice.\n\nTools:"), "{text}");
@@ -171,6 +171,40 @@ fn instructions_and_examples_have_their_places() {
     bare.messages.remove(0);
     let text = dialect.decode(&dialect.opening(&bare).unwrap());
     assert!(text.starts_with("<|im_start|>system\nBe brief.\n\nTools:"), "{text}");
+}
+
+fn example(question: &str, answer: &str, tools: &[&str]) -> Example {
+    Example {
+        messages: vec![ChatMessage::new(Role::User, question), ChatMessage::new(Role::Assistant, answer)],
+        tools: tools.iter().map(|t| (*t).to_owned()).collect(),
+    }
+}
+
+#[test]
+fn examples_fit_the_episodes_tools_and_the_users_words() {
+    let examples = vec![
+        example("the hi", "-", &["delete"]),
+        example("the list please", "-", &["get"]),
+        example("say hi to the team", "-", &["get"]),
+        example("the watchlist please", "-", &["get", "put"]),
+    ];
+    let options = ChatOptions { examples, few_shot: 2, ..compact() };
+    let dialect = dialect(CHATML, options);
+    let shown = |tools: &[&str], query: &str| {
+        let mut opening = Opening { tools: tools.iter().map(|t| tool(t)).collect(), ..opening() };
+        opening.messages[1].content = query.into();
+        let (messages, _) = dialect.messages(&opening);
+        let questions = messages.iter().filter(|m| m.role == Role::User).map(|m| m.content.clone());
+        questions.collect::<Vec<_>>()
+    };
+    // Only two call nothing but `get`; the one with the shared rare word comes last.
+    assert_eq!(shown(&["get"], "hi ü"), ["the list please", "say hi to the team", "hi ü"]);
+    assert_eq!(shown(&["get"], "the list"), ["say hi to the team", "the list please", "the list"]);
+    // With all tools the words decide; "the" stands in every example and weighs next to nothing.
+    assert_eq!(shown(&["get", "put", "delete"], "The watchlist!")[1], "the watchlist please");
+    assert_eq!(shown(&["get", "put", "delete"], "hi")[1], "the hi");
+    // Nothing in common: the order given.
+    assert_eq!(shown(&["get", "put", "delete"], "ü"), ["the list please", "the hi", "ü"]);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! * [`episode`]: one rollout as a state machine without I/O: the only place that keeps ids, sampled
 //!   runs and log-probs;
 //! * [`dialect`]: how a conversation becomes token ids and a reply becomes tool calls;
-//! * [`chat`]: the dialect of real models, over [`template`], [`tools`] and [`parse`];
+//! * [`chat`]: the dialect of real models, over [`template`], [`tools`], [`parse`] and [`write`];
 //! * [`hands`]: how an agent reaches environments without blocking the decode loop;
 //! * [`sample`]: from logits to a token and its log-prob;
 //! * [`engine`]: the policy agent: continuous batching over many episodes;
@@ -33,6 +33,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 pub mod tools;
+pub mod write;
 
 pub use baseline::{EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
 pub use chat::{ChatDialect, ChatOptions};

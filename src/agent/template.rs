@@ -13,8 +13,10 @@
 //! rendered text would hold that token. [`crate::model::marked::Rendered::cuts`] marks where the tokenizer has to cut such text
 //! so that it stays ordinary text ([`crate::model::tokenizer::Tokenizer::encode_rendered`]).
 
+use super::parse::CallFormat;
 use super::template_python;
 use super::tools::{self, ToolStyle};
+use super::write::call_example;
 use crate::env::{Message, Role, ToolDef};
 use crate::event::ToolCall;
 use crate::event::json::Json;
@@ -274,15 +276,17 @@ impl ChatTemplate {
         messages: &[Message],
         tools: &'a [ToolDef],
         style: ToolStyle,
+        calls: CallFormat,
     ) -> (Vec<ChatMessage>, &'a [ToolDef]) {
         let mut messages: Vec<ChatMessage> = messages.iter().map(ChatMessage::from).collect();
         if tools.is_empty() {
             return (messages, &[]);
         }
-        if style == ToolStyle::Full && self.shows_tools {
+        // A template's own tools section asks for Hermes calls or whatever its model was trained on.
+        if style == ToolStyle::Full && self.shows_tools && calls == CallFormat::Hermes {
             return (messages, tools);
         }
-        let section = tools_section(tools, style);
+        let section = tools_section(tools, style, calls);
         match messages.first_mut().filter(|m| m.role == Role::System) {
             Some(system) if system.content.is_empty() => system.content = section,
             Some(system) => system.content = format!("{}\n\n{section}", system.content),
@@ -292,23 +296,19 @@ impl ChatTemplate {
     }
 }
 
-/// The part of the system message that describes tools.
-pub fn tools_section(tools: &[ToolDef], style: ToolStyle) -> String {
+/// The part of the system message that describes tools and how to call them.
+pub fn tools_section(tools: &[ToolDef], style: ToolStyle, calls: CallFormat) -> String {
     let lines = tools::describe(tools, style);
     match style {
         // The wording of the Hermes/Qwen templates, which instruct models know.
-        ToolStyle::Full => format!(
+        ToolStyle::Full if calls == CallFormat::Hermes => format!(
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with \
              function signatures within <tools></tools> XML tags:\n<tools>\n{lines}\n</tools>\n\nFor each function \
              call, return a json object with function name and arguments within <tool_call></tool_call> XML \
              tags:\n<tool_call>\n{{\"name\": <function-name>, \"arguments\": <args-json-object>}}\n</tool_call>"
         ),
         // Short: a small model's context is small too.
-        ToolStyle::Compact | ToolStyle::Described => {
-            format!(
-                "Tools:\n{lines}\nCall: <tool_call>\n{{\"name\": \"tool\", \"arguments\": {{\"argument\": \"value\"}}}}\n</tool_call>"
-            )
-        }
+        _ => format!("Tools:\n{lines}\nCall: {}", call_example(calls)),
     }
 }
 

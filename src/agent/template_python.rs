@@ -224,6 +224,11 @@ pub(super) fn show(value: &Value) -> String {
     }
 }
 
+/// `repr(value)` of JSON as Python sees it: a literal that Python reads back.
+pub(super) fn literal(json: &Json) -> String {
+    repr(&from_json(json), 0)
+}
+
 /// `repr(value)`.
 fn repr(value: &Value, depth: usize) -> String {
     if depth > 64 {

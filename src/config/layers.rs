@@ -195,6 +195,7 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
         ("evolve.explorer", &s.evolve.explorer),
         ("env.name", &s.env.name),
         ("policy.tool_docs", &s.policy.tool_docs),
+        ("policy.calls", &s.policy.calls),
     ];
     for (key, value) in words {
         if !unit(key).split('|').any(|w| w.trim() == *value) {

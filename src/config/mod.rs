@@ -69,7 +69,8 @@ settings! {
         lora_alpha: f64 = 32.0, "scale numerator", "LoRA alpha: the adapter is scaled by alpha / rank.";
         lora_targets: Vec<String> = vec!["q_proj".into(), "k_proj".into(), "v_proj".into(), "o_proj".into(), "gate_proj".into(), "up_proj".into(), "down_proj".into()], "linear names", "Linears that get an adapter.";
         tool_docs: String = "auto".into(), "auto | compact | full", "How tools are shown: one-line signatures or JSON schemas through the chat template. auto = the template of the embedded policy decides; compact for models below 1 B.";
-        few_shot: u32 = 0, "examples", "Worked examples put before the first user message.";
+        calls: String = "hermes".into(), "hermes | llama | bfcl | python", "How the policy writes tool calls: JSON in <tool_call> tags, bare JSON, [f(a=1), g(b='x')], or a fenced Python block.";
+        few_shot: u32 = 0, "examples", "Worked examples put before the first user message: first turns of training tasks outside D_0 that call the episode's tools, the most similar questions.";
     }
     /// A training batch.
     batch: Batch {

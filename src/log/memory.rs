@@ -7,7 +7,7 @@ use super::error::{Error, Result};
 use super::options::Faults;
 use super::tail::{Backlog, Subscription, Tail};
 use super::ticket::{Ticket, slot};
-use super::{BranchId, EventIter, EventStore, MAIN, Stamped};
+use super::{BranchId, EventAt, EventIter, EventStore, MAIN, Stamped};
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta, codec, frame};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ struct State {
     /// In publication order.
     events: Vec<Arc<Stamped>>,
     /// (parent, at) of each branch but main.
-    branches: BTreeMap<BranchId, (BranchId, u64)>,
+    branches: BTreeMap<BranchId, EventAt>,
     faults: Faults,
     failed: Option<Error>,
 }

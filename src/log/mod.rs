@@ -62,6 +62,8 @@ use crate::event::{Event, Meta};
 
 /// Number of a branch in keys and headers.
 pub type BranchId = u32;
+/// An event by the branch that owns it and its seq there.
+pub type EventAt = (BranchId, u64);
 /// The branch every run starts with.
 pub const MAIN: BranchId = 0;
 /// Holds the folder's own events ([`crate::event::BranchCreated`]); never trained on, never forked.

@@ -16,7 +16,7 @@ use super::record::{self, JournalId, RECORD_HEADER, RecordHeader};
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, survey};
 use super::verify::{SledCheck, compare, whole_of};
-use super::{BranchId, LEDGER, MAIN, Reader, head};
+use super::{BranchId, EventAt, LEDGER, MAIN, Reader, head};
 use crate::event::digest::Digest;
 use crate::event::{Event, codec, frame};
 use std::collections::BTreeMap;
@@ -209,9 +209,9 @@ struct Rebuild {
     journal: Journal,
     store: Option<SledStore>,
     heads: BTreeMap<BranchId, (u64, Digest)>,
-    forks: BTreeMap<BranchId, (BranchId, u64)>,
+    forks: BTreeMap<BranchId, EventAt>,
     /// Digests of the events at which branches are forked, once those were appended.
-    fork_points: BTreeMap<(BranchId, u64), Option<Digest>>,
+    fork_points: BTreeMap<EventAt, Option<Digest>>,
     events: u64,
     restored: u64,
     epoch: u64,

@@ -5,7 +5,7 @@ use super::head::{self, Watermark};
 use super::index::Segments;
 use super::journal::next_record_after;
 use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER};
-use super::{BranchId, LEDGER, MAIN};
+use super::{BranchId, EventAt, LEDGER, MAIN};
 use crate::event::digest::Digest;
 use crate::event::{Event, codec};
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) struct Hole {
     pub offset: u64,
     pub what: String,
     /// First event known to be hit.
-    pub event: Option<(BranchId, u64)>,
+    pub event: Option<EventAt>,
     /// Events (branch, first, last) that the records behind it prove to be missing.
     pub missing: Vec<(BranchId, u64, u64)>,
 }
@@ -56,7 +56,7 @@ pub(crate) struct Survey {
     pub heads: BTreeMap<BranchId, (u64, Digest)>,
     pub events: u64,
     /// (parent, at) of each branch that a whole ledger event creates.
-    pub forks: BTreeMap<BranchId, (BranchId, u64)>,
+    pub forks: BTreeMap<BranchId, EventAt>,
 }
 
 struct Walk {
@@ -122,6 +122,9 @@ pub(crate) fn survey(dir: &Path) -> Result<Survey> {
     Ok(walk.survey)
 }
 
+/// What is wrong at a place, and the first event known to be hit.
+type Flaw = (String, Option<EventAt>);
+
 impl Walk {
     fn segment(&mut self, number: u64, taken_over: Option<u64>) -> Result<()> {
         let len = self.survey.files.len(number)?;
@@ -154,14 +157,13 @@ impl Walk {
 
     /// The whole record at a place (none when a later segment holds it from here on), or why there is none
     /// and the first event known to be hit.
-    #[allow(clippy::type_complexity)]
     fn record(
         &mut self,
         number: u64,
         at: u64,
         limit: u64,
         taken_over: Option<u64>,
-    ) -> std::result::Result<Option<RecordHeader>, (String, Option<(BranchId, u64)>)> {
+    ) -> std::result::Result<Option<RecordHeader>, Flaw> {
         let files = &self.survey.files;
         let ends = |n: u64| (format!("the file ends {n} bytes into a record"), None);
         if at + RECORD_HEADER as u64 > limit {
@@ -237,7 +239,7 @@ impl Walk {
         self.survey.holes.last_mut()
     }
 
-    fn hole(&mut self, segment: u64, offset: u64, what: String, event: Option<(BranchId, u64)>) {
+    fn hole(&mut self, segment: u64, offset: u64, what: String, event: Option<EventAt>) {
         if self.open_hole.is_none() {
             let path = self.survey.files.path(segment);
             self.open_hole = Some(self.survey.holes.len());

@@ -4,7 +4,7 @@ use super::error::Result;
 use super::record::{self, RECORD_HEADER};
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, Whole, survey};
-use super::{BranchId, MAIN, blob};
+use super::{BranchId, EventAt, MAIN, blob};
 use crate::event::digest::{Digest, FactsDigest};
 use crate::event::{codec, frame};
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ pub struct Finding {
     /// Where in it, bytes.
     pub offset: Option<u64>,
     /// First event (branch, seq) that is hit, as far as known.
-    pub event: Option<(BranchId, u64)>,
+    pub event: Option<EventAt>,
     /// What was found.
     pub what: String,
     /// What to do.
@@ -77,7 +77,7 @@ impl Report {
     }
 
     /// First event that is hit by damage.
-    pub fn first_bad_event(&self) -> Option<(BranchId, u64)> {
+    pub fn first_bad_event(&self) -> Option<EventAt> {
         self.findings.iter().find_map(|f| f.event)
     }
 }
@@ -226,9 +226,11 @@ fn compare_sled(dir: &Path, survey: &Survey, findings: &mut Vec<Finding>) -> Res
     }
 }
 
+/// An event and how the two copies of it differ.
+pub(crate) type Difference = (EventAt, String);
+
 /// Compares event by event; the first one that should be there and is not, or differs.
-#[allow(clippy::type_complexity)]
-pub(crate) fn compare(store: &SledStore, survey: &Survey) -> Result<(SledCheck, Option<((BranchId, u64), String)>)> {
+pub(crate) fn compare(store: &SledStore, survey: &Survey) -> Result<(SledCheck, Option<Difference>)> {
     let position = store.position()?.filter(|(id, _)| Some(*id) == survey.journal);
     let filled = position.map_or(0, |(_, at)| at);
     let (mut equal, mut behind, mut bad) = (0u64, 0u64, None);

@@ -128,13 +128,16 @@ impl Drop for CloseOnExit {
     }
 }
 
+/// Asks for the head of a branch once everything queued before is durable.
+type Barrier = (BranchId, Slot<u64>);
+
 impl Thread {
     fn run(&mut self, queue: &Receiver<Command>) {
         let _close = CloseOnExit(self.tail.clone());
         while let Ok(first) = queue.recv() {
-            let (group, barriers) = self.gather(first, queue);
+            let (group, barrier) = self.gather(first, queue);
             self.commit(group);
-            for (branch, slot) in barriers {
+            if let Some((branch, slot)) = barrier {
                 let head = match &self.failed {
                     Some(error) => Err(error.clone()),
                     None => self.reader.head(branch),
@@ -144,9 +147,9 @@ impl Thread {
         }
     }
 
-    #[allow(clippy::type_complexity)]
-    fn gather(&self, first: Command, queue: &Receiver<Command>) -> (Vec<Pending>, Vec<(BranchId, Slot<u64>)>) {
-        let (mut group, mut barriers, mut bytes) = (Vec::new(), Vec::new(), 0);
+    /// The appends of one commit, and the barrier that ended it.
+    fn gather(&self, first: Command, queue: &Receiver<Command>) -> (Vec<Pending>, Option<Barrier>) {
+        let (mut group, mut barrier, mut bytes) = (Vec::new(), None, 0);
         let deadline = if self.group_wait.is_zero() { never() } else { after(self.group_wait) };
         let mut next = Some(first);
         while let Some(command) = next.take() {
@@ -156,7 +159,7 @@ impl Thread {
                     group.push(*pending);
                 }
                 Command::Barrier(branch, slot) => {
-                    barriers.push((branch, slot));
+                    barrier = Some((branch, slot));
                     break;
                 }
             }
@@ -173,7 +176,7 @@ impl Thread {
                 },
             };
         }
-        (group, barriers)
+        (group, barrier)
     }
 
     /// One record per stretch of the same branch: at most one record is ever in flight.

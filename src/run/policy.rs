@@ -2,15 +2,16 @@
 
 use super::RunError;
 use super::setup::{learner_config, threads};
-use crate::agent::dialect::hermes;
-use crate::agent::template::{ChatMessage, ChatTemplate, python_json};
+use crate::agent::chat::Example;
+use crate::agent::parse::CallFormat;
+use crate::agent::template::{ChatMessage, ChatTemplate};
 use crate::agent::tools::ToolStyle;
+use crate::agent::write::write_calls;
 use crate::agent::{Agent, ChatDialect, ChatOptions, Dialect, ModelPolicy, PolicyAgent, ScriptedAgent};
 use crate::config::Settings;
 use crate::decide::advantage::{AdvantageConfig, Member, advantages};
-use crate::env::Environment;
-use crate::event::json::Json;
-use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped, TaskSpec};
+use crate::env::{Environment, Role};
+use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped};
 use crate::evolve::Explorer;
 use crate::evolve::client::Endpoint;
 use crate::evolve::llm::Llm;
@@ -242,11 +243,7 @@ pub fn load(model: &str) -> Result<LoadedModel, RunError> {
 }
 
 /// The model's way of writing conversations.
-pub fn dialect(
-    loaded: &LoadedModel,
-    settings: &Settings,
-    examples: Vec<ChatMessage>,
-) -> Result<Arc<dyn Dialect>, String> {
+pub fn dialect(loaded: &LoadedModel, settings: &Settings, examples: Vec<Example>) -> Result<Arc<dyn Dialect>, String> {
     let source = loaded
         .tokenizer
         .chat_template()
@@ -259,48 +256,60 @@ pub fn dialect(
         _ if small && !template.shows_tools() => ToolStyle::Compact,
         _ => ToolStyle::Full,
     };
-    let options = ChatOptions { tools, examples, ..ChatOptions::default() };
+    let options = ChatOptions {
+        tools,
+        calls: call_format(settings),
+        examples,
+        few_shot: settings.policy.few_shot as usize,
+        ..ChatOptions::default()
+    };
     let dialect = ChatDialect::new(template, loaded.tokenizer.clone(), options).map_err(|e| e.to_string())?;
     Ok(Arc::new(dialect))
 }
 
-/// Arguments as models are used to seeing them: Python's spacing.
-fn spaced(arguments: &str) -> Result<String, String> {
-    Json::parse(arguments).map(|json| python_json(&json)).map_err(|e| e.to_string())
+/// How the policy writes calls.
+fn call_format(settings: &Settings) -> CallFormat {
+    match settings.policy.calls.as_str() {
+        "llama" => CallFormat::Llama,
+        "bfcl" => CallFormat::Bfcl,
+        "python" => CallFormat::Python,
+        _ => CallFormat::Hermes,
+    }
 }
 
-/// Worked examples: first turns of training tasks that are not in D_0, with the environment's real results.
-fn examples(settings: &Settings, env: &dyn Environment) -> Result<Vec<ChatMessage>, RunError> {
-    use crate::env::Role;
-    let wanted = settings.policy.few_shot as usize;
-    let mut messages = Vec::new();
-    if wanted == 0 {
-        return Ok(messages);
+/// Worked examples: first turns of training tasks that are not in D_0, with the environment's real results,
+/// the shortest first.
+fn examples(settings: &Settings, env: &dyn Environment) -> Result<Vec<Example>, RunError> {
+    let mut examples = Vec::new();
+    if settings.policy.few_shot == 0 {
+        return Ok(examples);
     }
-    let first = settings.env.seed_tasks as usize;
-    let tasks = env.tasks(&settings.env.split, settings.run.seed, first + MAX_EXAMPLE_TASKS)?;
-    let short =
-        |t: &&TaskSpec| t.turns.first().is_some_and(|t| t.missing.is_none() && (1..=2).contains(&t.solution.len()));
+    let (split, seed) = (&settings.env.split, settings.run.seed);
+    let drawn = env.tasks(split, seed, settings.env.seed_tasks as usize)?;
+    let mut others = env.tasks(split, seed, MAX_EXAMPLE_TASKS)?;
+    others.retain(|t| drawn.iter().all(|d| d.id != t.id));
     let mut session = env.open()?;
-    for task in tasks.iter().skip(first).filter(short).take(wanted) {
-        let opening = session.reset(task, "example", settings.run.seed)?;
-        let (Some(turn), Some(query)) = (task.turns.first(), opening.messages.iter().rfind(|m| m.role == Role::User))
+    for task in &others {
+        let Some(turn) = task.turns.first().filter(|t| t.missing.is_none() && (1..=2).contains(&t.solution.len()))
         else {
             continue;
         };
-        messages.push(ChatMessage::new(Role::User, query.content.clone()));
+        let opening = session.reset(task, "example", seed)?;
+        let Some(query) = opening.messages.iter().rfind(|m| m.role == Role::User) else { continue };
+        let mut messages = vec![ChatMessage::new(Role::User, query.content.clone())];
         for call in &turn.solution {
-            let text = hermes("", std::slice::from_ref(call), spaced)
+            let text = write_calls(call_format(settings), "", std::slice::from_ref(call))
                 .map_err(|e| RunError::internal("an example's call", e))?;
             messages.push(ChatMessage::new(Role::Assistant, text));
             let reply = session.step(std::slice::from_ref(call))?;
-            for result in reply.results {
-                messages.push(ChatMessage::result(&call.name, result.content));
-            }
+            messages.extend(reply.results.into_iter().map(|r| ChatMessage::result(&call.name, r.content)));
         }
         messages.push(ChatMessage::new(Role::Assistant, turn.answer.clone().unwrap_or_else(|| "Done.".into())));
+        let tools = turn.solution.iter().map(|c| c.name.clone()).collect();
+        examples.push(Example { messages, tools });
     }
-    Ok(messages)
+    examples.sort_by_key(|e| e.messages.iter().map(|m| m.content.len()).sum::<usize>());
+    Ok(examples)
 }
 
 impl Trainee for Model {

@@ -82,21 +82,26 @@ fn openings_describe_tools_where_the_template_or_the_style_says() {
     let tools = [weather()];
     // Full style, tools section of the template: untouched messages.
     let qwen = template(QWEN3);
-    let (messages, given) = qwen.opening(&[system.clone(), words.clone()], &tools, ToolStyle::Full);
+    let (messages, given) = qwen.opening(&[system.clone(), words.clone()], &tools, ToolStyle::Full, CallFormat::Hermes);
     assert_eq!((messages.len(), given.len()), (2, 1));
     assert_eq!(messages[0].content, "Be brief.");
     // Compact: in the system message.
-    let (messages, given) = qwen.opening(&[system, words.clone()], &tools, ToolStyle::Compact);
+    let (messages, given) = qwen.opening(&[system, words.clone()], &tools, ToolStyle::Compact, CallFormat::Hermes);
     assert!(given.is_empty());
     assert!(messages[0].content.starts_with("Be brief.\n\nTools:\nweather(city?)\n"), "{}", messages[0].content);
     // No tools section, no system message: one is put in front.
-    let (messages, given) = template(SMOLLM2).opening(std::slice::from_ref(&words), &tools, ToolStyle::Full);
+    let (messages, given) =
+        template(SMOLLM2).opening(std::slice::from_ref(&words), &tools, ToolStyle::Full, CallFormat::Hermes);
     assert!(given.is_empty());
     assert_eq!(messages[0].role, Role::System);
     assert!(messages[0].content.contains(r#"{"type": "function", "function": {"name": "weather""#));
     assert_eq!(messages[1], user("hi"));
+    // Another way of writing calls: never the template's own section, which asks for its own.
+    let (messages, given) = qwen.opening(std::slice::from_ref(&words), &tools, ToolStyle::Full, CallFormat::Bfcl);
+    assert!(given.is_empty());
+    assert!(messages[0].content.ends_with("\nCall: [tool(argument='value')]"), "{}", messages[0].content);
     // No tools: nothing is said about tools.
-    let (messages, _) = qwen.opening(&[words], &[], ToolStyle::Compact);
+    let (messages, _) = qwen.opening(&[words], &[], ToolStyle::Compact, CallFormat::Hermes);
     assert_eq!(messages, [user("hi")]);
 }
 

@@ -135,7 +135,8 @@ impl Environment for Bfcl {
         CATEGORIES.iter().flat_map(|c| [(*c).to_owned(), format!("{c}-train"), format!("{c}-test")]).collect()
     }
 
-    /// Official tasks with their solutions, in official order, at most `limit`; `seed` changes nothing.
+    /// Official tasks with their solutions, in official order, at most `limit` of them, evenly spaced; `seed`
+    /// changes nothing.
     fn tasks(&self, split: &str, _seed: u64, limit: usize) -> Result<Vec<TaskSpec>, EnvError> {
         let (category, part) = match split.rsplit_once('-') {
             Some((category, part @ ("train" | "test"))) => (category, Some(part == "train")),
@@ -150,7 +151,13 @@ impl Environment for Bfcl {
         }
         let mut tasks = if category == "base" { self.base.clone() } else { self.pool.list(category)? };
         tasks.retain(|t| part.is_none_or(|train| self.is_train(&t.id) == train));
-        tasks.truncate(limit);
+        // Official order groups the entries by API: a subset covers it evenly.
+        let all = tasks.len();
+        if limit < all {
+            let mut kept = (0..limit).map(|i| i * all / limit).peekable();
+            let mut at = 0..;
+            tasks.retain(|_| kept.next_if_eq(&at.next().unwrap_or_default()).is_some());
+        }
         for task in &mut tasks {
             split.clone_into(&mut task.split);
         }

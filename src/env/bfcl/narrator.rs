@@ -168,7 +168,7 @@ impl Narrator for BfclNarrator {
         Some((calls, None))
     }
 
-    /// Plans of 3 to 5 calls that run without error from the entry's initial state: each call is tried in a
+    /// Plans of 1 to 4 calls that run without error from the entry's initial state: each call is tried in a
     /// worker while the plan is made. Empty for entries outside the train numbers or when no worker answers.
     fn propose(&self, base: &str, pattern: &[String], tools: &[String], seed: u64, count: usize) -> Vec<Vec<ToolCall>> {
         if !self.catalog.is_train(base) {

@@ -19,8 +19,9 @@ use crate::event::ToolCall;
 use crate::event::json::canonical_json;
 use crate::world::{Draw, draw};
 
-const MIN_CALLS: usize = 3;
-const MAX_CALLS: usize = 5;
+/// Weights of plans of 1, 2, ... calls. A plan becomes a turn, and an official turn asks for 1.6 calls on
+/// average; drafts get their length from several turns.
+const LENGTHS: [f64; 4] = [0.5, 0.25, 0.15, 0.1];
 /// Drawn arguments per tool before another tool is tried.
 const TRIES: usize = 6;
 /// Other tools tried at one place.
@@ -98,7 +99,7 @@ struct Maker<'a> {
 }
 
 impl Maker<'_> {
-    /// Tool names to try, 3 to 5 of them.
+    /// Tool names to try, as many as [`LENGTHS`] has weights at most.
     fn skeleton(&self, pattern: &[String], d: &mut Draw) -> Vec<String> {
         let mut names: Vec<String> = pattern.iter().filter(|p| self.known.contains(p)).cloned().collect();
         if names.is_empty() {
@@ -112,8 +113,8 @@ impl Maker<'_> {
                 .collect();
             if let Some(calls) = d.pick(&alike) {
                 let own: Vec<&ToolCall> = calls.iter().filter(|c| self.known.contains(&c.name)).collect();
-                let start = d.below(own.len().saturating_sub(MIN_CALLS - 1).max(1));
-                names = own.iter().skip(start).take(MAX_CALLS).map(|c| c.name.clone()).collect();
+                let start = d.below(own.len().max(1));
+                names = own.iter().skip(start).take(LENGTHS.len()).map(|c| c.name.clone()).collect();
             }
         } else {
             let other = self.any_tool(d);
@@ -124,7 +125,7 @@ impl Maker<'_> {
                 _ => names.push(other),
             }
         }
-        let wanted = MIN_CALLS + d.below(MAX_CALLS - MIN_CALLS + 1);
+        let wanted = 1 + d.weighted(&LENGTHS).unwrap_or(0);
         while names.len() < wanted {
             names.push(self.any_tool(d));
         }
@@ -160,7 +161,7 @@ impl Maker<'_> {
                 }
             }
         }
-        if plan.len() < MIN_CALLS {
+        if plan.is_empty() {
             return Ok(None);
         }
         // Failed tries may have moved hidden state (random ids): only what runs from the start counts.

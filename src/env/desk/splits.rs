@@ -22,6 +22,8 @@ pub const HELD_PAIRS: &[(App, App)] =
 const RESERVED_PERCENT: u64 = 18;
 /// World seeds from here on belong to the test splits.
 const TEST_WORLDS: u64 = 1 << 62;
+/// Splits that no seed changes and no training reaches.
+const HELD_OUT: [&str; 3] = ["dev", "test-normal", "test-challenge"];
 /// Tasks per test split.
 const TEST_TASKS: usize = 200;
 /// Seed of the test splits; independent of any run's seed.
@@ -352,12 +354,12 @@ fn test_plan(split: &str, index: usize) -> Plan {
     let mut d = draw(TEST_SEED, "desk test", &[split, &index.to_string()]);
     loop {
         let base = TEST_WORLDS + d.bits() % TEST_WORLDS;
-        let plan = if split == "test-normal" {
-            let turns = draw_turns(&mut d);
-            draw_plan(base, turns, &mut d, normal_clause)
-        } else {
+        let plan = if split == "test-challenge" {
             let turns = 1 + d.weighted(&[0.3, 0.5, 0.2]).unwrap_or(0);
             draw_plan(base, turns, &mut d, challenge_clause)
+        } else {
+            let turns = draw_turns(&mut d);
+            draw_plan(base, turns, &mut d, normal_clause)
         };
         if let Some(plan) = plan {
             return plan;
@@ -380,14 +382,14 @@ pub fn plans(split: &str, seed: u64, limit: usize) -> Option<Vec<Plan>> {
         "train-wide" => Some(
             (0..generated).map(|i| wide_plan(&mut draw(seed, "desk train-wide", &[&i.to_string()]), None)).collect(),
         ),
-        "test-normal" | "test-challenge" => Some((0..limit.min(TEST_TASKS)).map(|i| test_plan(split, i)).collect()),
+        _ if HELD_OUT.contains(&split) => Some((0..limit.min(TEST_TASKS)).map(|i| test_plan(split, i)).collect()),
         _ => None,
     }
 }
 
 /// The tasks of a split; `None` for an unknown split.
 pub fn tasks(split: &str, seed: u64, limit: usize) -> Option<Vec<TaskSpec>> {
-    let tools_seed = if split.starts_with("test") { TEST_SEED } else { seed };
+    let tools_seed = if HELD_OUT.contains(&split) { TEST_SEED } else { seed };
     Some(
         plans(split, seed, limit)?
             .iter()

@@ -184,7 +184,7 @@ fn no_test_task_can_be_reached_from_training() {
         })
         .collect();
     assert!(training.iter().all(|f| !reserved(f)));
-    for split in ["test-normal", "test-challenge"] {
+    for split in ["dev", "test-normal", "test-challenge"] {
         for plan in plans(split, 0, 200).unwrap() {
             assert!(splits::is_test_world(plan.base));
             for (i, clause) in plan.clauses.iter().enumerate() {
@@ -200,6 +200,18 @@ fn no_test_task_can_be_reached_from_training() {
         let near = desk().playground(Some(&test_tasks_one()), seed).unwrap();
         assert!(!splits::is_test_world(near.base.parse().unwrap()));
     }
+}
+
+#[test]
+fn settings_are_tuned_on_dev_which_has_the_kind_of_test_normal_but_none_of_its_tasks() {
+    let queries = |split: &str| -> BTreeSet<String> {
+        let tasks = desk().tasks(split, 0, 200).unwrap();
+        assert_eq!(tasks, desk().tasks(split, 9, 200).unwrap(), "no seed changes {split}");
+        tasks.iter().map(|t| format!("{} {:?}", t.base, t.turns)).collect()
+    };
+    let (dev, test) = (queries("dev"), queries("test-normal"));
+    assert_eq!((dev.len(), test.len()), (200, 200));
+    assert!(dev.is_disjoint(&test));
 }
 
 fn test_tasks_one() -> TaskSpec {
@@ -442,7 +454,7 @@ fn unknown_states_tools_splits_and_foreign_tasks_are_typed_errors() {
     let mut task = test_tasks_one();
     task.tools.push("rm".to_owned());
     assert!(matches!(session.reset(&task, "e", 0), Err(EnvError::Unknown { .. })));
-    assert!(matches!(desk().tasks("dev", 0, 1), Err(EnvError::Unknown { .. })));
+    assert!(matches!(desk().tasks("nope", 0, 1), Err(EnvError::Unknown { .. })));
     // A solution that fails is unscored, never zero.
     let mut task = test_tasks_one();
     task.turns[0].solution = vec![call("tickets_close", r#"{"id":"99"}"#)];
