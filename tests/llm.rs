@@ -18,8 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const KEY: &str = "sk-test-9f2c7b1e-do-not-log-me";
 const KEY_ENV: &str = "COEVOLVE_TEST_KEY";
@@ -283,14 +284,23 @@ fn step(context: &str, round: u32, i: usize, asked: &Value) -> ExplorationStepTa
     }
 }
 
-fn train(dir: &Path, url: &str, more: &[&str]) -> Done {
+fn start(dir: &Path, url: &str, more: &[&str]) -> Command {
     let url = format!("evolve.llm_url={url}");
     let model = format!("evolve.llm_model={MODEL}");
     let key = format!("evolve.llm_key_env={KEY_ENV}");
     let mut settings = vec!["evolve.explorer=llm", &url, &model, &key, "evolve.llm_timeout_ms=5000"];
     settings.extend(more);
-    let args = common::train_args(dir, &settings);
-    Done::of(coevolve().args(args).env(KEY_ENV, KEY).output().expect("starts"))
+    let mut command = coevolve();
+    command.args(common::train_args(dir, &settings)).env(KEY_ENV, KEY);
+    command
+}
+
+fn train(dir: &Path, url: &str, more: &[&str]) -> Done {
+    Done::of(start(dir, url, more).output().expect("starts"))
+}
+
+fn text_of(event: &Value, key: &str) -> String {
+    event[key].as_str().expect("a text").to_owned()
 }
 
 /// No file of the run and nothing printed holds the key.
@@ -349,6 +359,10 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
         assert_eq!(audit["draft"]["author"], MODEL);
         assert_eq!(audit["validation"]["judge"], format!("{MODEL} as judge"));
     }
+    // Every draft has a verdict, also one whose judge gave no answer.
+    let ids = |kind| of_kind(&all, kind).iter().map(|e| text_of(e, "draft")).collect::<BTreeSet<_>>();
+    let judged: BTreeSet<String> = ids("draft_validated").union(&ids("draft_rejected")).cloned().collect();
+    assert_eq!(ids("draft_proposed"), judged);
     // What the endpoint said it used is recorded, outside the facts.
     let used: u64 = all.iter().map(|e| e["llm_completion_tokens"].as_u64().expect("tokens")).sum();
     let answered: u64 = brain.roles.values().sum::<u64>() + brain.faults["chatty"];
@@ -365,6 +379,43 @@ fn a_calm_server_gives_the_same_run_twice() {
         common::identity(&train(&dir, &url, &["run.steps=3"]).json())
     };
     assert_eq!(go("a"), go("b"));
+}
+
+/// What a killed run asked and was told is in its log: it goes on from there, and asks nothing twice but what
+/// the kill cut off.
+#[test]
+fn killed_while_it_explores_and_resumed_equals_uninterrupted() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let straight = tmp.path().join("straight");
+    let begin = Instant::now();
+    let wanted =
+        common::identity(&train(&straight, &serve(Brain::new(&straight, Mood::Calm)), &["run.steps=3"]).json());
+    let whole = begin.elapsed();
+    let explored = of_kind(&events(&straight), "exploration_step_taken").len();
+    assert!(explored >= 20, "{explored} exploration steps");
+
+    let dir = tmp.path().join("killed");
+    let url = serve(Brain::new(&dir, Mood::Calm));
+    let mut command = start(&dir, &url, &["run.steps=3"]);
+    let mut amid = 0;
+    // Each try gets a little further than the one before it was cut off, so that most of them explore.
+    for share in [0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6] {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+        if common::kill_after(child, whole.mul_f64(share)).is_some() {
+            break;
+        }
+        if dir.join("settings.json").exists() {
+            command = coevolve();
+            command.args(["resume", "--json", text(&dir)]).env(KEY_ENV, KEY);
+        }
+        let all = events(&dir);
+        let rounds = |kind| of_kind(&all, kind).len();
+        amid += usize::from(rounds("evolution_started") > rounds("evolution_finished"));
+    }
+    let summary = Done::of(command.output().expect("starts")).json();
+    assert_eq!(common::identity(&summary), wanted);
+    assert_eq!(summary["anomalies"], 0);
+    assert!(amid > 0, "no kill fell into an evolution round");
 }
 
 /// The run is what it would be without evolution, and says why.

@@ -9,7 +9,7 @@ mod common;
 use coevolve::config::{Layer, load};
 use coevolve::log::{Log, Options};
 use coevolve::world::draw;
-use common::{Done, coevolve, events, identity, of_kind, run, text, train};
+use common::{Done, coevolve, events, identity, kill_after, of_kind, run, text, train};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -26,21 +26,6 @@ fn start(args: &[String]) -> Child {
     let mut command = coevolve();
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("the program starts")
-}
-
-/// Kills the process after `delay`, unless it ends before.
-fn kill_after(mut child: Child, delay: Duration) -> Option<Done> {
-    let begin = Instant::now();
-    while begin.elapsed() < delay {
-        if child.try_wait().expect("wait").is_some() {
-            return Some(Done::of(child.wait_with_output().expect("output")));
-        }
-        std::thread::sleep(Duration::from_micros(500).min(delay));
-    }
-    // It may have ended by itself a moment ago: then it counts as finished.
-    child.kill().expect("kill");
-    let done = Done::of(child.wait_with_output().expect("output"));
-    done.code.is_some().then_some(done)
 }
 
 /// The first facts that only one of two runs has.

@@ -472,7 +472,7 @@ frozen! {
     pub struct DraftRejected {
         /// Draft id.
         pub draft: String,
-        /// Name of the failed check, or `review`, `cap`.
+        /// Name of the failed check, or `cap`, `duplicate`, `unvalidated`.
         pub reason: String,
         /// What was seen.
         pub detail: String,

@@ -14,6 +14,9 @@ use crate::evolve::{Bounds, Context, Explorer, Notebook, work_context};
 use crate::world::Stopwatch;
 use std::collections::BTreeMap;
 
+/// Reason of a draft whose validation could not run, e.g. because no worker or judge answered.
+const UNVALIDATED: &str = "unvalidated";
+
 /// The log as the explorer's notebook.
 struct Pages<'a> {
     ledger: &'a mut Ledger,
@@ -120,6 +123,10 @@ impl Run {
                     self.reject(&draft, "cap", "D_0 is complete")?;
                     continue;
                 }
+                if self.recorded_rejection(&draft.draft).is_some_and(|r| r.reason == UNVALIDATED) {
+                    // Taken up after a kill: what was given up stays so.
+                    continue;
+                }
                 let verdict = match self.recorded_verdict(&draft.draft) {
                     Some(verdict) => verdict,
                     None => {
@@ -133,6 +140,7 @@ impl Run {
                             }
                             Err(error) => {
                                 self.give_up(&draft.draft, &error.to_string(), observer)?;
+                                self.reject(&draft, UNVALIDATED, "validation could not run; a failure event says why")?;
                                 continue;
                             }
                         }
@@ -209,6 +217,10 @@ impl Run {
 
     fn recorded_verdict(&self, draft: &str) -> Option<crate::event::DraftValidated> {
         self.ledger.state().recorded.round.as_ref()?.validated.get(draft).cloned()
+    }
+
+    fn recorded_rejection(&self, draft: &str) -> Option<&DraftRejected> {
+        self.ledger.state().recorded.round.as_ref()?.rejected.get(draft)
     }
 
     fn reject(&mut self, draft: &DraftProposed, reason: &str, detail: &str) -> Result<(), RunError> {

@@ -5,9 +5,9 @@
 
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longest that anything in these tests may take before it counts as hanging.
 const HANGS: Duration = Duration::from_secs(300);
@@ -63,6 +63,21 @@ impl Done {
 /// Runs the program to its end.
 pub fn run(args: &[&str]) -> Done {
     Done::of(coevolve().args(args).output().expect("the program starts"))
+}
+
+/// Kills the process after `delay`, unless it ends before.
+pub fn kill_after(mut child: Child, delay: Duration) -> Option<Done> {
+    let begin = Instant::now();
+    while begin.elapsed() < delay {
+        if child.try_wait().expect("wait").is_some() {
+            return Some(Done::of(child.wait_with_output().expect("output")));
+        }
+        std::thread::sleep(Duration::from_micros(500).min(delay));
+    }
+    // It may have ended by itself a moment ago: then it counts as finished.
+    child.kill().expect("kill");
+    let done = Done::of(child.wait_with_output().expect("output"));
+    done.code.is_some().then_some(done)
 }
 
 /// A path as an argument.
