@@ -9,6 +9,7 @@ mod history;
 mod log;
 mod output;
 mod replay;
+mod salvage;
 mod settings;
 mod show;
 mod tasks;
@@ -51,6 +52,8 @@ enum Command {
     Audit(audit::Audit),
     /// Check every checksum, digest and reference of a run; repair what has a second copy.
     Verify(verify::Verify),
+    /// Copy what is intact of a damaged run to a new one, and say what was lost.
+    Salvage(salvage::Salvage),
     /// Feed JSON cases to the code that training runs: loss, signals, tool-calls, template.
     Check(check::Check),
     /// Print every setting with its default, unit and meaning, as a TOML file.
@@ -74,6 +77,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Tasks(c) => c.run(),
         Command::Audit(c) => c.run(),
         Command::Verify(c) => c.run(),
+        Command::Salvage(c) => c.run(),
         Command::Check(c) => c.run(),
         Command::Settings(c) => c.run(),
         Command::Completions(c) => c.run(),

@@ -12,20 +12,13 @@ use super::index::{self, Segments};
 use super::journal::Journal;
 use super::lock::FolderLock;
 use super::options::Faults;
-use super::record::{self, JournalId, RECORD_HEADER, RecordHeader};
+use super::rebuild::{Rebuild, SEGMENT_BYTES};
+use super::record::RECORD_HEADER;
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, survey};
 use super::verify::{SledCheck, compare, whole_of};
-use super::{BranchId, EventAt, LEDGER, MAIN, Reader, head};
-use crate::event::digest::Digest;
-use crate::event::{Event, codec, frame};
-use std::collections::BTreeMap;
+use super::{LEDGER, Reader, head};
 use std::path::{Path, PathBuf};
-
-/// Length of rebuilt segments, bytes.
-const SEGMENT_BYTES: u64 = 64 << 20;
-/// Body length at which a rebuilt record is closed, bytes.
-const BODY_BYTES: usize = 256 << 10;
 
 /// File that says that the journal beside is whole and flushed.
 const WHOLE: &str = "WHOLE";
@@ -125,7 +118,12 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
     let id = survey.journal.or(position.map(|(id, _)| id)).ok_or_else(|| Error::Empty { dir: dir.to_path_buf() })?;
     // A copy of another run is no help.
     let store = store.filter(|_| position.is_some_and(|(owner, _)| owner == id));
-    let mut rebuild = Rebuild::new(dir, id, store, &survey)?;
+    let target = work(dir);
+    match std::fs::remove_dir_all(&target) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &target)(e)),
+        _ => {}
+    }
+    let mut rebuild = Rebuild::new(dir, &target, id, store, &survey)?;
     for (i, piece) in survey.pieces.iter().enumerate() {
         match piece {
             Piece::Record(record) => {
@@ -152,6 +150,9 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
     }
     done.restored_events = rebuild.restored;
     rebuild.finish()?;
+    let whole = target.join(WHOLE);
+    std::fs::File::create(&whole).and_then(|f| f.sync_all()).map_err(Error::io("create", &whole))?;
+    sync_dir(&target)?;
     change_places(dir)?;
     done.journal_rebuilt = true;
     done.notes.push(format!(
@@ -201,184 +202,4 @@ fn change_places(dir: &Path) -> Result<()> {
     let rest = work(dir);
     std::fs::remove_dir_all(&rest).map_err(Error::io("remove", &rest))?;
     sync_dir(dir)
-}
-
-/// A journal being built from both copies.
-struct Rebuild {
-    dir: PathBuf,
-    journal: Journal,
-    store: Option<SledStore>,
-    heads: BTreeMap<BranchId, (u64, Digest)>,
-    forks: BTreeMap<BranchId, EventAt>,
-    /// Digests of the events at which branches are forked, once those were appended.
-    fork_points: BTreeMap<EventAt, Option<Digest>>,
-    events: u64,
-    restored: u64,
-    epoch: u64,
-}
-
-impl Rebuild {
-    fn new(dir: &Path, id: JournalId, store: Option<SledStore>, survey: &Survey) -> Result<Rebuild> {
-        let mut all_forks = survey.forks.clone();
-        if let Some(store) = &store {
-            all_forks.extend(super::reader::sled_branches(store)?.into_iter().map(|(id, b)| (id, (b.parent, b.at))));
-        }
-        let mut fork_points = BTreeMap::new();
-        for &(parent, at) in all_forks.values() {
-            let mut owner = parent;
-            while let Some((above, _)) = all_forks.get(&owner).filter(|(_, shared)| at <= *shared) {
-                owner = *above;
-            }
-            fork_points.insert((owner, at), None);
-        }
-        let target = work(dir);
-        match std::fs::remove_dir_all(&target) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &target)(e)),
-            _ => {}
-        }
-        std::fs::create_dir_all(&target).map_err(Error::io("create folder", &target))?;
-        let mut journal = Journal::create(&target, id, SEGMENT_BYTES, Faults::default())?;
-        journal.flush_each = false;
-        Ok(Rebuild {
-            dir: dir.to_path_buf(),
-            journal,
-            store,
-            heads: BTreeMap::new(),
-            forks: BTreeMap::new(),
-            fork_points,
-            events: 0,
-            restored: 0,
-            epoch: 1,
-        })
-    }
-
-    fn unrepairable<T>(&self, what: String) -> Result<T> {
-        Err(Error::Unrepairable { path: index::folder(&self.dir), what })
-    }
-
-    /// Last seq of a branch so far and the digest there, if known.
-    fn head(&self, branch: BranchId) -> (u64, Option<Digest>) {
-        if let Some((seq, digest)) = self.heads.get(&branch) {
-            return (*seq, Some(*digest));
-        }
-        match self.forks.get(&branch) {
-            Some((_, at)) => (*at, self.fork_digest(branch)),
-            None => (0, Some(Digest::ZERO)),
-        }
-    }
-
-    /// The digest that the first event of a branch links to, when the event it was forked at is there already.
-    fn fork_digest(&self, branch: BranchId) -> Option<Digest> {
-        let (mut parent, at) = *self.forks.get(&branch)?;
-        loop {
-            if let Some(Some(digest)) = self.fork_points.get(&(parent, at)) {
-                return Some(*digest);
-            }
-            parent = self.forks.get(&parent)?.0;
-        }
-    }
-
-    fn append(&mut self, header: &RecordHeader, body: &[u8]) -> Result<()> {
-        let frames = match record::frames(header, body) {
-            Ok(frames) => frames,
-            Err(what) => return self.unrepairable(what),
-        };
-        let (last, digest) = self.head(header.branch);
-        let (branch, seq) = (header.branch, header.first_seq);
-        if seq != last + 1 {
-            return self.unrepairable(format!("event {branch}:{} is in neither copy", last + 1));
-        }
-        if digest.is_some_and(|d| d != header.prev) {
-            return self.unrepairable(format!("event {branch}:{seq} does not link to the event before it"));
-        }
-        for (frame, digest) in &frames {
-            self.heads.insert(branch, (frame.header.seq, *digest));
-            if let Some(point) = self.fork_points.get_mut(&(branch, frame.header.seq)) {
-                *point = Some(*digest);
-            }
-            if branch == LEDGER
-                && let Ok(Event::BranchCreated(e)) =
-                    codec::decode_facts(frame.header.kind, frame.header.version, frame.facts)
-            {
-                self.forks.insert(e.branch, (e.parent, e.at));
-            }
-        }
-        self.epoch = header.epoch.max(self.epoch);
-        self.journal.epoch = header.epoch;
-        self.journal.append(*header, body)?;
-        self.events += u64::from(header.count);
-        Ok(())
-    }
-
-    /// Events of a branch before `next_seq` that are not there yet, from the sled copy.
-    fn fill_up_to(&mut self, branch: BranchId, next_seq: u64) -> Result<()> {
-        if !self.forks.contains_key(&branch) && branch != MAIN && branch != LEDGER {
-            return self.unrepairable(format!("the creation of branch {branch} is in neither copy"));
-        }
-        while self.head(branch).0 + 1 < next_seq {
-            let first = self.head(branch).0 + 1;
-            if !self.fill_piece(branch, first, next_seq - 1)? {
-                return self.unrepairable(format!("event {branch}:{first} is in neither copy"));
-            }
-        }
-        Ok(())
-    }
-
-    fn fill_to_end(&mut self, branch: BranchId) -> Result<()> {
-        loop {
-            let first = self.head(branch).0 + 1;
-            if !self.fill_piece(branch, first, u64::MAX)? {
-                return Ok(());
-            }
-        }
-    }
-
-    fn fill_all(&mut self) -> Result<()> {
-        self.fill_to_end(LEDGER)?;
-        let Some(store) = &self.store else { return Ok(()) };
-        // Ascending: a parent has a smaller number than its forks.
-        for branch in store.branch_ids()? {
-            self.fill_to_end(branch)?;
-        }
-        Ok(())
-    }
-
-    /// One record from the sled copy's frames; false when it has none.
-    fn fill_piece(&mut self, branch: BranchId, first: u64, last: u64) -> Result<bool> {
-        let Some(store) = &self.store else { return Ok(false) };
-        let (mut body, mut count, mut prev) = (Vec::new(), 0u32, None);
-        for (seq, bytes) in store.range(branch, first, last, BODY_BYTES)? {
-            let Ok(frame) = frame::read(&bytes) else { break };
-            if seq != first + u64::from(count) || frame.bytes.len() != bytes.len() {
-                break;
-            }
-            prev.get_or_insert(frame.header.prev);
-            body.extend_from_slice(&bytes);
-            count += 1;
-        }
-        let Some(prev) = prev else { return Ok(false) };
-        let header = RecordHeader {
-            journal: [0; 16],
-            epoch: self.epoch,
-            number: 0,
-            branch,
-            count,
-            first_seq: first,
-            body_len: body.len() as u32,
-            body_crc: crc32c::crc32c(&body),
-            prev,
-        };
-        self.append(&header, &body)?;
-        self.restored += u64::from(count);
-        Ok(true)
-    }
-
-    fn finish(self) -> Result<()> {
-        self.journal.sync()?;
-        let target = work(&self.dir);
-        sync_dir(&index::folder(&target))?;
-        let mark = target.join(WHOLE);
-        std::fs::File::create(&mark).and_then(|f| f.sync_all()).map_err(Error::io("create", &mark))?;
-        sync_dir(&target)
-    }
 }

@@ -4,6 +4,7 @@ mod basic;
 mod crash;
 mod damage;
 mod model;
+mod salvage;
 
 use super::*;
 use crate::event::samples;
