@@ -15,7 +15,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("coevolve: {}", failure.message);
+                cli::note(format!("coevolve: {}", failure.message));
             }
             ExitCode::from(failure.code)
         }

@@ -81,7 +81,7 @@ fn wrong_usage_and_configuration_are_2() {
         (&["train", "--run", new, "--preset", "nope"], "desk-smoke"),
         (&["train", "--run", new, "--set", "run.step=3"], "did you mean `run.steps`"),
         (&["train", "--run", new, "--set", "run.steps=many"], "run.steps"),
-        (&["train", "--run", new, "--set", "run.steps=0"], "at least 1"),
+        (&["train", "--run", new, "--set", "run.steps=0"], "1..=10000000"),
         (&["train", "--run", new, "--set", "evolve.mode=on"], "feedback | random | off"),
         (&["train", "--run", new, "--set", "run.steps"], "key=value"),
         (&["train", "--run", new, "--config", "/nonexistent/c.toml"], "/nonexistent/c.toml"),

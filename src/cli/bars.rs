@@ -1,6 +1,6 @@
 //! Progress on stderr: bars on a terminal, one line a step elsewhere.
 
-use super::output::percent;
+use super::output::{note, percent};
 use coevolve::run::{Observer, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
@@ -38,10 +38,8 @@ impl Bars {
     }
 
     fn say(&self, text: &str) {
-        if self.plain {
-            eprintln!("{text}");
-        } else if let Err(e) = self.multi.println(text) {
-            eprintln!("{text} ({e})");
+        if self.plain || self.multi.println(text).is_err() {
+            note(text);
         }
     }
 

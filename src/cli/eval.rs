@@ -33,7 +33,7 @@ pub struct Eval {
     /// One setting on top; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "dir")]
     set: Vec<String>,
-    /// Print one JSON line: passed, total, score.
+    /// Print one JSON line: split, passed, scored, total, score.
     #[arg(long)]
     json: bool,
 }
@@ -88,10 +88,16 @@ impl Eval {
             passed: scores.iter().filter(|s| **s >= 1.0 - 1e-9).count(),
             scored: scores.len(),
             total: results.len(),
-            score: scores.iter().sum::<f64>() / results.len().max(1) as f64,
+            // An empty sum is -0.
+            score: scores.iter().sum::<f64>().abs() / results.len().max(1) as f64,
+        };
+        let scored = match (outcome.scored, outcome.total) {
+            (0, n) if n > 0 => Err(Failure::failed(format!("none of {n} episodes could be scored: this says nothing"))),
+            _ => Ok(()),
         };
         if self.json {
-            return json(&outcome);
+            json(&outcome)?;
+            return scored;
         }
         for (task, reward) in &results {
             if let coevolve::event::Reward::Unscored(reason) = reward {
@@ -100,12 +106,14 @@ impl Eval {
         }
         let rate = outcome.passed as f64 / outcome.total.max(1) as f64;
         line(format!(
-            "{}: passed {} of {} ({}), mean score {:.3}",
+            "{}: passed {} of {} ({}), {} scored, mean score {:.3}",
             outcome.split,
             outcome.passed,
             outcome.total,
             percent(Some(rate)),
+            outcome.scored,
             outcome.score
-        ))
+        ))?;
+        scored
     }
 }

@@ -1,6 +1,6 @@
 //! Reading a run folder without disturbing it.
 
-use super::output::Failure;
+use super::output::{Failure, note};
 use coevolve::event::Event;
 use coevolve::log::{BranchId, Reader, Stamped};
 use coevolve::project::State;
@@ -21,6 +21,9 @@ impl History {
             return Err(Failure::no_folder(dir));
         }
         let reader = Reader::open(dir)?;
+        if let Err(short) = reader.complete() {
+            note(format!("warning: {short}"));
+        }
         let branch = reader.branch(branch)?;
         Ok(History { reader, branch })
     }

@@ -17,7 +17,7 @@ mod train;
 mod verify;
 
 use clap::{Parser, Subcommand};
-pub use output::Failure;
+pub use output::{Failure, note};
 
 /// Trains tool-using LLM agents whose training data evolves with them, with every event in a log.
 #[derive(Parser, Debug)]

@@ -57,9 +57,11 @@ impl From<coevolve::log::Error> for Failure {
     fn from(error: coevolve::log::Error) -> Failure {
         use coevolve::log::Error;
         match error {
-            Error::Exists { .. } | Error::Empty { .. } | Error::NoBranch { .. } | Error::NoEvent { .. } => {
-                Failure::usage(error)
-            }
+            Error::Exists { .. }
+            | Error::Foreign { .. }
+            | Error::Empty { .. }
+            | Error::NoBranch { .. }
+            | Error::NoEvent { .. } => Failure::usage(error),
             other => Failure::failed(other),
         }
     }
@@ -69,6 +71,12 @@ impl From<serde_json::Error> for Failure {
     fn from(error: serde_json::Error) -> Failure {
         Failure::failed(format!("writing JSON: {error}"))
     }
+}
+
+/// Writes a line of progress or a warning to stderr. Nobody may be listening any more (a closed pipe, a full disk
+/// below a redirection): that is no reason to stop a run.
+pub fn note(text: impl Display) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
 /// Writes a line to stdout. A closed pipe ends the program quietly, as `| head` expects.

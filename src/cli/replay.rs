@@ -91,6 +91,8 @@ impl Replay {
                 outcome.projection_digest
             ))?;
         }
+        // A prefix that folds is not the run.
+        history.reader.complete()?;
         if outcome.ok {
             Ok(())
         } else {

@@ -1,7 +1,7 @@
 //! `train` and `resume`.
 
 use super::bars::Bars;
-use super::output::{Failure, json, line, percent, table};
+use super::output::{Failure, json, line, note, percent, table};
 use clap::Args;
 use coevolve::config::{Layer, load};
 use coevolve::run::{Run, RunError, Summary};
@@ -40,8 +40,8 @@ impl Train {
             Some(dir) => dir,
             None => free_folder(&format!("{}-{}", self.preset, settings.run.seed)),
         };
-        eprintln!("run folder {}", dir.display());
         let run = Run::create(&dir, settings, Arc::new(AtomicBool::new(false)))?;
+        note(format!("run folder {}", dir.display()));
         drive(run, &dir, self.json)
     }
 }
@@ -112,6 +112,14 @@ fn page(s: &Summary, dir: &Path) -> Result<(), Failure> {
         row("signals", list(&s.signals)),
         row("drafts", format!("{} proposed, {} validated, {} admitted", s.drafts, s.validated, s.admitted)),
         row("rejected", list(&s.rejected)),
+        row(
+            "failures",
+            if s.failures == 0 {
+                "none".into()
+            } else {
+                format!("{}; coevolve log {} --kind failure_noted", s.failures, s.run)
+            },
+        ),
         row("training set", list(&s.tasks)),
         row("steps, events", format!("{}, {}", s.steps, s.events)),
         row("facts digest", s.facts_digest.clone()),

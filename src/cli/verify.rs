@@ -43,14 +43,18 @@ impl Verify {
                 line(format!("{}{at}{event}: {}; {}", f.path.display(), f.what, f.remedy))?;
             }
             line(format!(
-                "{} events in {} records, {} segments, {} blobs; sled {:?}; {} findings\nfacts digest {}",
+                "{} events in {} records, {} segments, {} blobs; {}; {} findings{}",
                 report.events,
                 report.records,
                 report.segments,
                 report.blobs,
                 report.sled,
                 report.findings.len(),
-                report.facts_digest
+                if report.facts_digest.is_empty() {
+                    String::new()
+                } else {
+                    format!("\nfacts digest {}", report.facts_digest)
+                }
             ))?;
         }
         if report.is_ok() { Ok(()) } else { Err(Failure::failed("the run is damaged; see above")) }

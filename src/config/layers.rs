@@ -150,7 +150,7 @@ fn fit(name: &str, slot: &toml::Value, value: toml::Value) -> Result<toml::Value
         }
         (String(_), v @ (Integer(_) | Float(_) | Boolean(_))) => Ok(String(v.to_string())),
         (slot, v) if std::mem::discriminant(slot) == std::mem::discriminant(&v) => Ok(v),
-        (slot, v) => Err(bad(format!("{v} is a {}, not a {}", v.type_str(), slot.type_str()))),
+        (slot, v) => Err(bad(format!("{v} is of type {}, not {}", v.type_str(), slot.type_str()))),
     }
 }
 
@@ -202,40 +202,94 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
             return Err(bad(key, format!("`{value}` is not one of the words")));
         }
     }
-    let at_least_one: &[(&str, u64)] = &[
-        ("run.steps", s.run.steps.into()),
-        ("run.checkpoint_every", s.run.checkpoint_every.into()),
-        ("env.max_steps", s.env.max_steps.into()),
-        ("env.seed_tasks", s.env.seed_tasks.into()),
-        ("batch.tasks", s.batch.tasks.into()),
-        ("sampling.max_turn_tokens", s.sampling.max_turn_tokens.into()),
-        ("sampling.max_context_tokens", s.sampling.max_context_tokens.into()),
-        ("sampling.max_concurrent", s.sampling.max_concurrent.into()),
-        ("learner.updates_per_step", s.learner.updates_per_step.into()),
-        ("learner.micro_batch_tokens", s.learner.micro_batch_tokens.into()),
-        ("evolve.every", s.evolve.every.into()),
-        ("log.group_commit_events", s.log.group_commit_events.into()),
-        ("log.segment_mib", s.log.segment_mib.into()),
-    ];
-    for (key, value) in at_least_one {
-        if *value == 0 {
-            return Err(bad(key, "must be at least 1".into()));
-        }
-    }
-    if s.batch.group < 2 {
-        return Err(bad("batch.group", "a group needs at least 2 rollouts to have an advantage".into()));
-    }
-    if s.batch.temperature <= 0.0 {
-        return Err(bad("batch.temperature", "must be above 0 in training".into()));
-    }
-    if !(s.batch.top_p > 0.0 && s.batch.top_p <= 1.0) {
-        return Err(bad("batch.top_p", "must lie in (0, 1]".into()));
-    }
-    if !(0.0..=1.0).contains(&s.batch.fresh_share) {
-        return Err(bad("batch.fresh_share", "must lie in [0, 1]".into()));
+    in_range(s)?;
+    let mut splits = s.eval.splits.clone();
+    splits.sort();
+    if splits.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(bad("eval.splits", "names a split twice".into()));
     }
     if s.evolve.explorer == "llm" && s.evolve.llm_model.is_empty() {
         return Err(bad("evolve.llm_model", "the llm explorer needs a model name".into()));
+    }
+    let url = &s.evolve.llm_url;
+    if s.evolve.explorer == "llm"
+        && !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme))
+    {
+        return Err(bad("evolve.llm_url", format!("`{url}` is no http:// or https:// URL")));
+    }
+    Ok(())
+}
+
+/// Everything is bounded: a slip of the finger gets a message, not a machine without memory.
+fn in_range(s: &Settings) -> Result<(), SettingsError> {
+    let counts: &[(&'static str, u64, u64, u64)] = &[
+        ("run.steps", s.run.steps.into(), 1, 10_000_000),
+        ("run.threads", s.run.threads.into(), 0, 1024),
+        ("run.checkpoint_every", s.run.checkpoint_every.into(), 1, 10_000_000),
+        ("env.seed_tasks", s.env.seed_tasks.into(), 1, 100_000),
+        ("env.workers", s.env.workers.into(), 0, 512),
+        ("env.max_steps", s.env.max_steps.into(), 1, 10_000),
+        ("env.deadline_ms", s.env.deadline_ms, 1, 86_400_000),
+        ("policy.lora_rank", s.policy.lora_rank.into(), 0, 4096),
+        ("policy.few_shot", s.policy.few_shot.into(), 0, 64),
+        ("batch.tasks", s.batch.tasks.into(), 1, 65_536),
+        ("batch.group", s.batch.group.into(), 2, 4096),
+        ("sampling.max_turn_tokens", s.sampling.max_turn_tokens.into(), 1, 1 << 17),
+        ("sampling.max_context_tokens", s.sampling.max_context_tokens.into(), 1, 1 << 20),
+        ("sampling.max_concurrent", s.sampling.max_concurrent.into(), 1, 65_536),
+        ("sampling.max_calls_per_message", s.sampling.max_calls_per_message.into(), 1, 1024),
+        ("sampling.max_invalid_calls", s.sampling.max_invalid_calls.into(), 1, 1024),
+        ("sampling.max_observation_chars", s.sampling.max_observation_chars.into(), 1, 10_000_000),
+        ("learner.updates_per_step", s.learner.updates_per_step.into(), 1, 4096),
+        ("learner.micro_batch_tokens", s.learner.micro_batch_tokens.into(), 1, 1 << 24),
+        ("signals.window", s.signals.window.into(), 1, 65_536),
+        ("signals.pattern_length", s.signals.pattern_length.into(), 1, 64),
+        ("evolve.every", s.evolve.every.into(), 1, 10_000_000),
+        ("evolve.max_contexts", s.evolve.max_contexts.into(), 0, 65_536),
+        ("evolve.rounds", s.evolve.rounds.into(), 1, 64),
+        ("evolve.steps", s.evolve.steps.into(), 1, 1024),
+        ("evolve.max_drafts", s.evolve.max_drafts.into(), 1, 1024),
+        ("evolve.llm_timeout_ms", s.evolve.llm_timeout_ms, 1, 86_400_000),
+        ("evolve.llm_retries", s.evolve.llm_retries.into(), 0, 100),
+        ("eval.tasks", s.eval.tasks.into(), 0, 1_000_000),
+        ("log.group_commit_events", s.log.group_commit_events.into(), 1, 65_536),
+        ("log.group_commit_bytes", s.log.group_commit_bytes.into(), 1, 32 << 20),
+        ("log.group_commit_us", s.log.group_commit_us, 0, 1_000_000),
+        ("log.segment_mib", s.log.segment_mib.into(), 1, 4096),
+    ];
+    for &(key, value, low, high) in counts {
+        if value < low || value > high {
+            let message = format!("{value} does not lie in {low}..={high}");
+            return Err(SettingsError::BadValue { key: key.into(), message, unit: unit(key) });
+        }
+    }
+    // Smallest positive number that makes sense where 0 does not.
+    const SOME: f64 = 1e-9;
+    let shares: &[(&'static str, f64, f64, f64)] = &[
+        ("policy.lora_alpha", s.policy.lora_alpha, SOME, 1e6),
+        ("batch.temperature", s.batch.temperature, 1e-3, 100.0),
+        ("batch.top_p", s.batch.top_p, 1e-3, 1.0),
+        ("batch.fresh_share", s.batch.fresh_share, 0.0, 1.0),
+        ("learner.learning_rate", s.learner.learning_rate, 0.0, 10.0),
+        ("learner.advantage_eps", s.learner.advantage_eps, 0.0, 1.0),
+        ("learner.epsilon_low", s.learner.epsilon_low, 0.0, 1.0),
+        ("learner.epsilon_high", s.learner.epsilon_high, 0.0, 100.0),
+        ("learner.dual_clip", s.learner.dual_clip, 0.0, 1e6),
+        ("learner.beta", s.learner.beta, 0.0, 1e3),
+        ("learner.entropy_bonus", s.learner.entropy_bonus, -10.0, 10.0),
+        ("learner.final_lr_share", s.learner.final_lr_share, 0.0, 1.0),
+        ("learner.weight_decay", s.learner.weight_decay, 0.0, 10.0),
+        ("learner.beta1", s.learner.beta1, 0.0, 1.0 - SOME),
+        ("learner.beta2", s.learner.beta2, 0.0, 1.0 - SOME),
+        ("learner.max_grad_norm", s.learner.max_grad_norm, SOME, 1e9),
+        ("signals.theta", s.signals.theta, 0.0, 100.0),
+        ("evolve.similarity", s.evolve.similarity, 0.0, 1.0),
+    ];
+    for &(key, value, low, high) in shares {
+        if !(low..=high).contains(&value) {
+            let message = format!("{value} does not lie in {low}..={high}");
+            return Err(SettingsError::BadValue { key: key.into(), message, unit: unit(key) });
+        }
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ settings! {
         tasks: u32 = 32, "groups", "Tasks drawn for a step.";
         group: u32 = 8, "rollouts", "Rollouts of a group, K.";
         temperature: f64 = 0.9, "temperature", "Sampling temperature in training; the trainer's log-probs use it too.";
-        top_p: f64 = 1.0, "probability mass", "Nucleus sampling; 1 = off. Below 1 the sampler's distribution is not the trainer's: use learner.correction.";
+        top_p: f64 = 1.0, "probability mass", "Nucleus sampling; 1 = off. Below 1 the sampler's distribution is not the one the trainer's log-probs are of.";
         fresh_share: f64 = 0.5, "share of the batch", "At most this share is kept for tasks admitted since they were last drawn.";
     }
     /// Bounds of an episode.

@@ -35,6 +35,35 @@ pub enum Error {
         /// The run folder.
         dir: PathBuf,
     },
+    /// `create` in a folder of something else.
+    #[error("{} is not empty and no run folder: it holds {name:?}; choose another folder", .dir.display())]
+    Foreign {
+        /// The folder.
+        dir: PathBuf,
+        /// An entry that no run has.
+        name: String,
+    },
+    /// Both copies are gone.
+    #[error(
+        "{} held {events} events, and both its journal and its sled copy are gone; restore them from a backup of the folder",
+        .dir.display()
+    )]
+    Gone {
+        /// The run folder.
+        dir: PathBuf,
+        /// Acknowledged events of all branches, by HEAD.
+        events: u64,
+    },
+    /// Less is there than was acknowledged.
+    #[error("{}: {there} of {events} acknowledged events are readable; run `coevolve verify --repair`", .dir.display())]
+    Short {
+        /// The run folder.
+        dir: PathBuf,
+        /// Readable events of all branches.
+        there: u64,
+        /// Acknowledged ones, by HEAD.
+        events: u64,
+    },
     /// No event was ever made durable here.
     #[error("{} holds no event: not a run folder, or killed before its first event; start it afresh", .dir.display())]
     Empty {
@@ -138,6 +167,14 @@ impl Error {
     /// Closure for `map_err` on I/O results.
     pub(crate) fn io<'a>(action: &'static str, path: &'a Path) -> impl FnOnce(std::io::Error) -> Error + 'a {
         move |source| Error::Io { action, path: path.to_path_buf(), source: Arc::new(source) }
+    }
+
+    /// Why a folder without segments and without a sled copy cannot be read.
+    pub(crate) fn nothing_in(dir: &Path) -> Error {
+        match super::head::read(dir) {
+            Ok(Some(mark)) if mark.next_record > 1 => Error::Gone { dir: dir.to_path_buf(), events: mark.events },
+            _ => Error::Empty { dir: dir.to_path_buf() },
+        }
     }
 
     /// Damage in a file.

@@ -292,7 +292,11 @@ impl Index {
                     return Ok(Some(Bad { segment: number, offset: 0, what }));
                 }
                 if let Some((number, Err(error))) = broken {
-                    return Ok(Some(Bad { segment: *number, offset: 0, what: error.to_string() }));
+                    let what = match error {
+                        Error::Corrupt { what, .. } => what.clone(),
+                        other => other.to_string(),
+                    };
+                    return Ok(Some(Bad { segment: *number, offset: 0, what }));
                 }
                 if let Some(l) = limit.filter(|l| l.next_record > self.next_record()) {
                     let what = format!("records {}..{} are missing", self.next_record(), l.next_record);

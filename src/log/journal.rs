@@ -105,7 +105,7 @@ impl Journal {
         }
         let segments = Segments::new(dir);
         let (Some(id), Some(last)) = (index.journal, index.records().last().copied()) else {
-            return Err(Error::Empty { dir: dir.to_path_buf() });
+            return Err(Error::nothing_in(dir));
         };
         let path = segments.path(index.segment);
         let file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;

@@ -8,6 +8,31 @@ use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::path::Path;
 
+/// What only a run folder holds; the last two are what a kill before the first event may leave.
+const MARKS: [&str; 5] = ["HEAD", "journal", "events.sled", "settings.json", "settings.json.new"];
+
+/// Whether a folder holds a run or the beginnings of one. What is none is not touched.
+pub fn is_run(dir: &Path) -> bool {
+    MARKS.iter().any(|mark| dir.join(mark).exists())
+}
+
+/// Refuses a folder that holds something else.
+///
+/// # Errors
+/// [`Error::Foreign`] naming one entry, I/O.
+pub fn refuse_foreign(dir: &Path) -> Result<()> {
+    if is_run(dir) || !dir.is_dir() {
+        return Ok(());
+    }
+    for entry in std::fs::read_dir(dir).map_err(Error::io("list", dir))? {
+        let name = entry.map_err(Error::io("list", dir))?.file_name();
+        if name != "LOCK" {
+            return Err(Error::Foreign { dir: dir.to_path_buf(), name: name.to_string_lossy().into_owned() });
+        }
+    }
+    Ok(())
+}
+
 /// The held lock; dropping it releases the folder.
 #[derive(Debug)]
 pub struct FolderLock {

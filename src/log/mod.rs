@@ -50,6 +50,7 @@ mod writer;
 pub use error::{Error, Result};
 pub use filler::SledStatus;
 pub use index::Branch;
+pub use lock::refuse_foreign;
 pub use memory::MemoryLog;
 pub use options::{Faults, Options};
 pub use reader::{Events, Reader};

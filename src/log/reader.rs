@@ -44,19 +44,19 @@ impl Reader {
     /// sled copy answers (this one case needs sled's lock and a writable folder).
     ///
     /// # Errors
-    /// [`Error::Empty`] when no event was ever durable here, [`Error::Corrupt`] for a record header below the
+    /// [`Error::Empty`] when no event was ever durable here, [`Error::Gone`], [`Error::Corrupt`] for a record header below the
     /// watermark that does not fit, I/O.
     pub fn open(dir: &Path) -> Result<Reader> {
         let files = Segments::new(dir);
         if files.list()?.is_empty() {
             let path = SledStore::path(dir);
             if !path.is_dir() {
-                return Err(Error::Empty { dir: dir.to_path_buf() });
+                return Err(Error::nothing_in(dir));
             }
             let store = SledStore::open(&path)?;
             let branches = sled_branches(&store)?;
             if store.last(MAIN)?.is_none() {
-                return Err(Error::Empty { dir: dir.to_path_buf() });
+                return Err(Error::nothing_in(dir));
             }
             return Ok(Reader {
                 inner: Arc::new(Inner { dir: dir.to_path_buf(), source: Source::Sled { store, branches } }),
@@ -65,9 +65,37 @@ impl Reader {
         let reader = Reader::over(dir, files, Index::default());
         reader.refresh()?;
         if reader.events() == 0 {
-            return Err(Error::Empty { dir: dir.to_path_buf() });
+            return Err(Error::nothing_in(dir));
         }
         Ok(reader)
+    }
+
+    /// Whether everything that HEAD says was acknowledged can be read here.
+    ///
+    /// # Errors
+    /// [`Error::Short`]; [`Error::Corrupt`] when a part of HEAD is damaged, so that it may not say all; as
+    /// [`Reader::refresh`].
+    pub fn complete(&self) -> Result<()> {
+        let dir = &self.inner.dir;
+        let mut tries = 3;
+        // A writer may be in the middle of a slot.
+        while head::bad_slots(dir)? > 0 {
+            if tries == 0 {
+                let what = "one of its two slots fails its checksum: the last commit may be missing here";
+                return Err(Error::corrupt(&head::path(dir), 0, what));
+            }
+            tries -= 1;
+            std::thread::sleep(POLL);
+        }
+        let Some(mark) = head::read(dir)? else { return Ok(()) };
+        let there = match &self.inner.source {
+            Source::Journal { .. } => self.refresh()?,
+            Source::Sled { store, .. } => store.position()?.map_or(0, |(_, events)| events),
+        };
+        match there < mark.events {
+            true => Err(Error::Short { dir: dir.clone(), there, events: mark.events }),
+            false => Ok(()),
+        }
     }
 
     /// Over an index that the caller keeps up to date (the writer).

@@ -10,7 +10,7 @@ use super::error::{Error, Result};
 use super::filler;
 use super::index::{self, Segments};
 use super::journal::Journal;
-use super::lock::FolderLock;
+use super::lock::{FolderLock, is_run};
 use super::options::Faults;
 use super::rebuild::{Rebuild, SEGMENT_BYTES};
 use super::record::RECORD_HEADER;
@@ -46,6 +46,9 @@ fn work(dir: &Path) -> PathBuf {
 /// [`Error::Unrepairable`] when neither copy has an event or they do not link (nothing is changed then);
 /// [`Error::Locked`]; I/O.
 pub fn repair(dir: &Path) -> Result<Repair> {
+    if !is_run(dir) {
+        return Err(Error::Empty { dir: dir.to_path_buf() });
+    }
     let _lock = FolderLock::take(dir)?;
     let mut done = Repair::default();
     finish_interrupted(dir, &mut done.notes)?;
@@ -70,8 +73,11 @@ pub fn repair(dir: &Path) -> Result<Repair> {
 /// Restores the journal of a folder whose segments are gone (the lock is held by the caller).
 pub(crate) fn restore_lost_segments(dir: &Path, notes: &mut Vec<String>) -> Result<()> {
     finish_interrupted(dir, notes)?;
-    if !Segments::new(dir).list()?.is_empty() || !SledStore::path(dir).is_dir() {
+    if !Segments::new(dir).list()?.is_empty() {
         return Ok(());
+    }
+    if !SledStore::path(dir).is_dir() {
+        return Err(Error::nothing_in(dir));
     }
     let mut done = Repair::default();
     repair_journal(dir, &mut done)?;
@@ -109,13 +115,13 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
     let path = SledStore::path(dir);
     let store = if path.is_dir() { Some(SledStore::open(&path)?) } else { None };
     if lost_all && store.is_none() {
-        return Err(Error::Empty { dir: dir.to_path_buf() });
+        return Err(Error::nothing_in(dir));
     }
     let position = match &store {
         Some(store) => store.position()?,
         None => None,
     };
-    let id = survey.journal.or(position.map(|(id, _)| id)).ok_or_else(|| Error::Empty { dir: dir.to_path_buf() })?;
+    let id = survey.journal.or(position.map(|(id, _)| id)).ok_or_else(|| Error::nothing_in(dir))?;
     // A copy of another run is no help.
     let store = store.filter(|_| position.is_some_and(|(owner, _)| owner == id));
     let target = work(dir);

@@ -5,7 +5,7 @@
 //! The damaged folder is left as it is (but for sled, which recovers when it is opened).
 
 use super::error::{Error, Result};
-use super::lock::FolderLock;
+use super::lock::{FolderLock, is_run};
 use super::reader::sled_branches;
 use super::rebuild::Rebuild;
 use super::record::{self, RECORD_HEADER, RecordHeader};
@@ -62,7 +62,7 @@ impl Salvage {
 /// [`Error::Exists`] when `out` holds something; [`Error::Unrepairable`] when not even the first event is intact;
 /// [`Error::Locked`] while the run is being written; I/O.
 pub fn salvage(dir: &Path, out: &Path) -> Result<Salvage> {
-    if !dir.is_dir() {
+    if !is_run(dir) {
         return Err(Error::Empty { dir: dir.to_path_buf() });
     }
     if out.is_file() || std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
@@ -86,7 +86,7 @@ fn save(dir: &Path, out: &Path) -> Result<Salvage> {
     let path = SledStore::path(dir);
     let store = if path.is_dir() { SledStore::open(&path).ok() } else { None };
     let position = store.as_ref().and_then(|store| store.position().ok().flatten());
-    let id = survey.journal.or(position.map(|(id, _)| id)).ok_or_else(|| Error::Empty { dir: dir.to_path_buf() })?;
+    let id = survey.journal.or(position.map(|(id, _)| id)).ok_or_else(|| Error::nothing_in(dir))?;
     // A copy of another run, or one whose branches cannot be told, is no help.
     let store = store.filter(|s| position.is_some_and(|(owner, _)| owner == id) && sled_branches(s).is_ok());
     let creations = creations(&survey, store.as_ref())?;

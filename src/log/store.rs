@@ -5,7 +5,7 @@ use super::filler::{Filler, SledStatus};
 use super::head;
 use super::index::{self, Index, Segments};
 use super::journal::Journal;
-use super::lock::FolderLock;
+use super::lock::{FolderLock, is_run, refuse_foreign};
 use super::options::Options;
 use super::record::journal_id;
 use super::repair;
@@ -37,12 +37,15 @@ impl Log {
     /// first event left there is removed.
     ///
     /// # Errors
-    /// [`Error::Exists`] when the folder holds a run, [`Error::Locked`], I/O.
+    /// [`Error::Exists`] when the folder holds a run, [`Error::Gone`] when it held one, [`Error::Foreign`],
+    /// [`Error::Locked`], I/O.
     pub fn create(dir: &Path, started: RunStarted, meta: Meta, options: Options) -> Result<Log> {
+        refuse_foreign(dir)?;
         std::fs::create_dir_all(dir).map_err(Error::io("create folder", dir))?;
         let lock = FolderLock::take(dir)?;
         if holds_events(dir)? {
-            return Err(Error::Exists { dir: dir.to_path_buf() });
+            let gone = Segments::new(dir).list()?.is_empty() && !SledStore::path(dir).is_dir();
+            return Err(if gone { Error::nothing_in(dir) } else { Error::Exists { dir: dir.to_path_buf() } });
         }
         for leftover in [index::folder(dir), SledStore::path(dir)] {
             match std::fs::remove_dir_all(&leftover) {
@@ -63,7 +66,7 @@ impl Log {
     /// [`Error::Locked`] naming the holder, [`Error::Empty`] when the folder never held a durable event,
     /// [`Error::Corrupt`] for damage below the watermark, [`Error::NoBranch`], I/O.
     pub fn open(dir: &Path, options: Options) -> Result<Log> {
-        if !dir.is_dir() {
+        if !is_run(dir) {
             return Err(Error::Empty { dir: dir.to_path_buf() });
         }
         let lock = FolderLock::take(dir)?;

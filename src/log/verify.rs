@@ -1,6 +1,6 @@
 //! `verify`: is every byte of a run what it was when it was acknowledged?
 
-use super::error::Result;
+use super::error::{Error, Result};
 use super::record::{self, RECORD_HEADER};
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, Whole, survey};
@@ -43,6 +43,22 @@ pub enum SledCheck {
         /// Events it does not hold yet (it is filled behind the journal).
         behind: u64,
     },
+}
+
+impl std::fmt::Display for SledCheck {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SledCheck::Absent => write!(f, "no sled copy yet"),
+            SledCheck::Skipped(why) => write!(f, "sled copy not compared: {why}"),
+            SledCheck::Compared { equal, behind: 0 } => write!(f, "sled copy equal in all {equal} events"),
+            SledCheck::Compared { equal, behind } => {
+                write!(
+                    f,
+                    "sled copy equal in {equal} events, {behind} not filled yet (the next resume or --repair does)"
+                )
+            }
+        }
+    }
 }
 
 /// What `verify` found.
@@ -88,9 +104,12 @@ const RESTORE: &str = "restore the file from a copy of the run";
 /// Reads every byte of a run folder and compares the sled copy. Takes no lock and changes nothing of the run.
 ///
 /// # Errors
-/// I/O only; damage is in the report.
+/// [`Error::Empty`] and [`Error::Gone`] when there is nothing to look at, I/O; damage is in the report.
 pub fn verify(dir: &Path) -> Result<Report> {
     let survey = survey(dir)?;
+    if survey.segments == 0 && !SledStore::path(dir).is_dir() {
+        return Err(Error::nothing_in(dir));
+    }
     let mut findings: Vec<Finding> = Vec::new();
     for (path, offset, what) in &survey.blemishes {
         let (path, what) = (path.clone(), what.clone());
@@ -206,8 +225,12 @@ fn compare_sled(dir: &Path, survey: &Survey, findings: &mut Vec<Finding>) -> Res
         Ok(store) => store,
         Err(e) => {
             let text = e.to_string();
-            if text.contains("WouldBlock") || text.contains("ReadOnly") || text.contains("read-only") {
-                return Ok(SledCheck::Skipped(text));
+            // sled tells its reasons in words only.
+            let busy = text.contains("WouldBlock");
+            let barred = ["read-only", "readonly", "permission denied"].iter().any(|w| text.to_lowercase().contains(w));
+            if busy || barred {
+                let why = if busy { "another process has it open" } else { "the folder cannot be written to" };
+                return Ok(SledCheck::Skipped(why.into()));
             }
             findings.push(Finding { path, offset: None, event: None, what: text, remedy: REPAIR });
             return Ok(SledCheck::Skipped("it does not open".into()));

@@ -38,8 +38,8 @@ pub enum RunError {
         /// What is wrong and what to do.
         message: String,
     },
-    /// The run folder cannot be made.
-    #[error("run folder {dir}: {message}")]
+    /// The run folder, or a part of it, cannot be written.
+    #[error("{dir} cannot be written: {message}")]
     Folder {
         /// The folder.
         dir: PathBuf,

@@ -151,6 +151,11 @@ impl Run {
             self.prepare(observer)?;
             for step in self.next_step()..=self.settings.run.steps {
                 self.train_step(step, observer)?;
+                // Open files outlive their names: a run whose folder is gone would end without a trace.
+                if !self.dir.join("HEAD").exists() {
+                    let message = "its files were removed while it ran".into();
+                    return Err(RunError::Folder { dir: self.dir.clone(), message });
+                }
             }
             let step = self.settings.run.steps;
             self.ledger.record(RunFinished { step, weights_hash: self.trainee.weights_hash()? }, 0)?;
@@ -172,7 +177,14 @@ impl Run {
             self.evolve(0, 0, observer)?;
         } else {
             let s = &self.settings;
-            for task in self.env.tasks(&s.env.split, s.run.seed, s.env.seed_tasks as usize)? {
+            let tasks = self.env.tasks(&s.env.split, s.run.seed, s.env.seed_tasks as usize)?;
+            if tasks.len() < s.env.seed_tasks as usize {
+                let (n, asked, split) = (tasks.len(), s.env.seed_tasks, &s.env.split);
+                observer.progress(Progress::Note(format!(
+                    "split `{split}` has {n} tasks, env.seed_tasks asks for {asked}"
+                )));
+            }
+            for task in tasks {
                 let seed = TaskAdmitted { task, origin: Origin::Seed, weight: 1.0, draft: None, step: 0 };
                 self.ledger.record(seed, 0)?;
             }

@@ -1,7 +1,7 @@
 //! What is trained: a real model with its learner, or the scripted stand-in for tests of the loop.
 
 use super::RunError;
-use super::setup::{learner_config, threads};
+use super::setup::{installed, learner_config, threads};
 use crate::agent::chat::Example;
 use crate::agent::parse::CallFormat;
 use crate::agent::template::{ChatMessage, ChatTemplate};
@@ -20,7 +20,7 @@ use crate::learner::{Learner, LearnerError, UpdateOutcome, checkpoint, group_rol
 use crate::model::load::{LoadedModel, load_model};
 use crate::model::{Decoder, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params};
 use crate::world::draw;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Tasks looked through for worked examples.
@@ -159,10 +159,7 @@ impl Trainee for Scripted {
     }
 
     fn save(&self, dir: &Path) -> Result<(String, String), RunError> {
-        let failed = |e: std::io::Error| RunError::Policy {
-            model: "scripted".into(),
-            message: format!("{}: {e}", dir.display()),
-        };
+        let failed = |e: std::io::Error| RunError::Folder { dir: dir.to_path_buf(), message: e.to_string() };
         std::fs::create_dir_all(dir).map_err(failed)?;
         std::fs::write(dir.join("version"), self.version.to_string()).map_err(failed)?;
         Ok((self.weights_hash()?, String::new()))
@@ -223,8 +220,8 @@ impl Model {
     }
 }
 
-/// Where the SmolLM2 file of `tools/setup-smollm2.sh` lies, below the working folder.
-pub const SMOLLM2: &str = ".coevolve/models/SmolLM2-135M-Instruct.Q4_1.gguf";
+/// The file of `tools/setup-smollm2.sh` among what is installed.
+const SMOLLM2: &str = "models/SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// Loads `embedded`, `smollm2`, a folder or a GGUF file.
 pub fn load(model: &str) -> Result<LoadedModel, RunError> {
@@ -232,9 +229,11 @@ pub fn load(model: &str) -> Result<LoadedModel, RunError> {
     match model {
         "embedded" => crate::model::embedded::load().map_err(|e| bad(e.to_string())),
         "smollm2" => {
-            let path = PathBuf::from(SMOLLM2);
+            let path = installed(SMOLLM2);
             if !path.exists() {
-                return Err(bad(format!("{SMOLLM2} is not here; run `bash tools/setup-smollm2.sh` first")));
+                let hint =
+                    "run `bash tools/setup-smollm2.sh` in the project, or set COEVOLVE_HOME to its .coevolve folder";
+                return Err(bad(format!("{} is not there; {hint}", path.display())));
             }
             load_model(&path).map_err(|e| bad(e.to_string()))
         }

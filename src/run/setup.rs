@@ -13,12 +13,25 @@ use crate::learner::LearnerConfig;
 use crate::learner::schedule::Schedule;
 use crate::pipeline::Plan;
 use serde::de::DeserializeOwned;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Where `tools/setup-bfcl.sh` installs the benchmark, below the working folder.
-pub const BFCL: &str = ".coevolve/bfcl";
+/// Where the set-up scripts install environments and models.
+const HOME: &str = ".coevolve";
+/// Variable that names another place.
+const HOME_VAR: &str = "COEVOLVE_HOME";
+
+/// Something that a set-up script installed: below the folder that `COEVOLVE_HOME` names, else below `.coevolve` in
+/// the working folder or the nearest folder above it that has one.
+pub fn installed(name: &str) -> PathBuf {
+    if let Some(home) = std::env::var_os(HOME_VAR).filter(|home| !home.is_empty()) {
+        return Path::new(&home).join(name);
+    }
+    let here = std::env::current_dir().unwrap_or_default();
+    let home = here.ancestors().map(|folder| folder.join(HOME)).find(|home| home.is_dir());
+    home.unwrap_or_else(|| HOME.into()).join(name)
+}
 
 /// The environment named by `env.name`.
 pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, RunError> {
@@ -27,7 +40,7 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
         "bfcl" => {
             let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
             let options = BfclOptions { partial: e.partial_credit, bounds, ..BfclOptions::default() };
-            Arc::new(Bfcl::open(Path::new(BFCL), options)?)
+            Arc::new(Bfcl::open(&installed("bfcl"), options)?)
         }
         _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
     })
@@ -112,6 +125,7 @@ const PLAN: &str = "settings.json";
 /// Writes the settings beside the log, before its first event. Never read once the log has one.
 pub(super) fn write_plan(dir: &Path, settings: &Settings) -> Result<(), RunError> {
     let failed = |e: std::io::Error| RunError::Folder { dir: dir.to_path_buf(), message: e.to_string() };
+    crate::log::refuse_foreign(dir)?;
     std::fs::create_dir_all(dir).map_err(failed)?;
     // The log itself says what is wrong with a folder that holds a run; a kill may leave one without events.
     if dir.join("journal").is_dir() && Past::read(dir).map_or(true, |past| past.state.run.is_some()) {

@@ -48,6 +48,8 @@ pub struct Summary {
     pub facts_digest: String,
     /// BLAKE3 of the trainable weights, hex.
     pub weights_hash: Option<String>,
+    /// Failures noted: environments that did not answer, contexts and drafts that were given up.
+    pub failures: u64,
     /// Contradictions the fold has seen; a correct run has none.
     pub anomalies: u64,
 }
@@ -115,6 +117,7 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
         events,
         facts_digest,
         weights_hash: state.ledger.current().map(|(_, v)| v.weights_hash.clone()),
+        failures: state.times.failures,
         anomalies: state.anomaly_count,
     })
 }

@@ -66,7 +66,10 @@ impl Bfcl {
             return Err(EnvError::NotInstalled {
                 env: NAME.into(),
                 what: format!("BFCL is not installed in {}", folder.display()),
-                remedy: "Run tools/setup-bfcl.sh (about 10 seconds and 30 MB), then try again".into(),
+                remedy:
+                    "Run tools/setup-bfcl.sh in the project (about 10 seconds and 30 MB), or set COEVOLVE_HOME to the \
+                         .coevolve folder where it is, then try again"
+                        .into(),
             });
         }
         let mut args: Vec<_> = ["-I", "-c", WORKER].map(Into::into).to_vec();
