@@ -198,9 +198,12 @@ fn recorded(tmp: &Path) -> (Vec<Op>, PathBuf) {
     (faults::trace(&recording).into_iter().filter(|(_, failed)| !failed).map(|(op, _)| op).collect(), root)
 }
 
+/// Flushes that a broken program would not make.
+type Deaf = fn(&Op) -> bool;
+
 /// Opens what a power loss leaves after each prefix of `ops`, each state once. `deaf` flushes are ignored.
 /// Returns the number of states, of those opened with the sled copy, and what went wrong.
-fn lose_power_everywhere(tmp: &Path, ops: &[Op], deaf: fn(&Op) -> bool) -> (usize, usize, Vec<String>) {
+fn lose_power_everywhere(tmp: &Path, ops: &[Op], deaf: Deaf) -> (usize, usize, Vec<String>) {
     let mut disk = Disk::default();
     let (mut acks, mut seen, mut states, mut with_sled, mut wrong) = (Vec::new(), BTreeSet::new(), 0, 0, Vec::new());
     for (at, op) in ops.iter().enumerate() {
@@ -268,7 +271,7 @@ fn a_power_loss_at_any_moment_loses_nothing_acknowledged() {
 fn a_missing_flush_would_be_seen() {
     let tmp = scratch();
     let (ops, _) = recorded(tmp.path());
-    let planted: [(&str, fn(&Op) -> bool); 3] = [
+    let planted: [(&str, Deaf); 3] = [
         ("segments", |op| matches!(op, Op::Flush(p) if p.contains("/journal/"))),
         ("the journal's folder", |op| matches!(op, Op::FlushFolder(p) if p.ends_with("/journal"))),
         ("payloads", |op| matches!(op, Op::Flush(p) if p.contains("/blobs/"))),

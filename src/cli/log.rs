@@ -1,7 +1,7 @@
 //! `log`: the events of a run.
 
 use super::history::History;
-use super::output::{Failure, cut, json, line};
+use super::output::{Failure, cut, json, line, reward, word};
 use clap::Args;
 use coevolve::event::{Event, Kind};
 use coevolve::log::Stamped;
@@ -87,13 +87,15 @@ pub fn brief(event: &Event) -> String {
     let text = match event {
         Event::RunStarted(e) => format!("seed {} {} policy {}", e.seed, e.environment, cut(&e.policy_digest, 15)),
         Event::TaskAdmitted(e) => {
-            format!("{} {:?} {}", e.task.id, e.origin, e.task.turns.first().map_or("", |t| &t.query))
+            format!("{} {} {}", e.task.id, word(e.origin), e.task.turns.first().map_or("", |t| &t.query))
         }
         Event::BatchPlanned(e) => {
             format!("step {} {} groups x {} version {}", e.step, e.groups.len(), e.group_size, e.policy_version)
         }
-        Event::RolloutFinished(e) => format!("{} {:?} {} tokens {:?}", key(&e.key), e.reward, e.ids.len(), e.end),
-        Event::SignalRaised(e) => format!("{:?} {} {}", e.kind, key(&e.key), e.because),
+        Event::RolloutFinished(e) => {
+            format!("{} {} {} tokens {}", key(&e.key), reward(&e.reward), e.ids.len(), word(e.end))
+        }
+        Event::SignalRaised(e) => format!("{} {} {}", word(e.kind), key(&e.key), e.because),
         Event::GradientStepTaken(e) => format!(
             "step {} update {} loss {:.4} kl {:.4} |g| {:.3} {} rollouts",
             e.step,

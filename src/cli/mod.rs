@@ -14,6 +14,7 @@ mod settings;
 mod show;
 mod tasks;
 mod train;
+mod transfer;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -54,6 +55,10 @@ enum Command {
     Verify(verify::Verify),
     /// Copy what is intact of a damaged run to a new one, and say what was lost.
     Salvage(salvage::Salvage),
+    /// Write a run's events and payloads as one checksummed stream.
+    Export(transfer::Export),
+    /// Make a run folder of an exported stream.
+    Import(transfer::Import),
     /// Feed JSON cases to the code that training runs: loss, signals, tool-calls, template.
     Check(check::Check),
     /// Print every setting with its default, unit and meaning, as a TOML file.
@@ -78,6 +83,8 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Audit(c) => c.run(),
         Command::Verify(c) => c.run(),
         Command::Salvage(c) => c.run(),
+        Command::Export(c) => c.run(),
+        Command::Import(c) => c.run(),
         Command::Check(c) => c.run(),
         Command::Settings(c) => c.run(),
         Command::Completions(c) => c.run(),

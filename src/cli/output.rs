@@ -2,6 +2,7 @@
 
 use coevolve::config::SettingsError;
 use coevolve::env::EnvError;
+use coevolve::event::Reward;
 use coevolve::evolve::ExploreError;
 use coevolve::run::RunError;
 use std::fmt::Display;
@@ -91,6 +92,23 @@ pub fn line(text: impl Display) -> Result<(), Failure> {
 /// Writes a value as one line of JSON.
 pub fn json(value: &impl serde::Serialize) -> Result<(), Failure> {
     line(serde_json::to_string(value)?)
+}
+
+/// An enum as JSON spells it: the spelling of `--kind`, of the schema and of `--json`.
+pub fn word(value: impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(word)) => word,
+        Ok(other) => other.to_string(),
+        Err(_) => String::new(),
+    }
+}
+
+/// A reward in words.
+pub fn reward(reward: &Reward) -> String {
+    match reward {
+        Reward::Scored(score) => format!("score {score:.3}"),
+        Reward::Unscored(why) => format!("unscored: {why}"),
+    }
 }
 
 /// A share in percent with one digit, or a dash.

@@ -2,7 +2,7 @@
 
 use super::history::History;
 use super::log::key;
-use super::output::{Failure, json, line};
+use super::output::{Failure, json, line, reward, word};
 use clap::Args;
 use coevolve::event::{Event, RolloutFinished, RolloutKey};
 use std::path::PathBuf;
@@ -93,11 +93,11 @@ fn rollout_key(text: &str) -> Option<RolloutKey> {
 fn rollout(r: &RolloutFinished) -> Result<(), Failure> {
     let sampled: u32 = r.sampled.iter().map(|(_, n)| n).sum();
     line(format!(
-        "rollout {}  policy version {}  {:?}  {:?}\n{} tokens: {} prompt, {} sampled, {} from the environment; mean log-prob {:.4}; {} environment steps",
+        "rollout {}  policy version {}  {}  {}\n{} tokens: {} prompt, {} sampled, {} from the environment; mean log-prob {:.4}; {} environment steps",
         key(&r.key),
         r.policy_version,
-        r.reward,
-        r.end,
+        reward(&r.reward),
+        word(r.end),
         r.ids.len(),
         r.prompt_len,
         sampled,

@@ -153,6 +153,14 @@ pub enum Error {
         /// What happened.
         what: String,
     },
+    /// An exported run is not as it was written.
+    #[error("byte {offset} of the stream: {what}; export it again, nothing was imported")]
+    Stream {
+        /// Where in the stream, bytes.
+        offset: u64,
+        /// What was found.
+        what: String,
+    },
     /// Both copies are valid and differ, or neither has the bytes.
     #[error("{} cannot be repaired: {what}; `coevolve salvage` copies what is intact", .path.display())]
     Unrepairable {

@@ -39,6 +39,7 @@ mod repair;
 mod salvage;
 mod sled_store;
 mod store;
+mod stream;
 mod survey;
 mod tail;
 #[cfg(test)]
@@ -57,6 +58,7 @@ pub use reader::{Events, Reader};
 pub use repair::{Repair, repair};
 pub use salvage::{Salvage, SalvagedBranch, salvage};
 pub use store::Log;
+pub use stream::{Streamed, export, import};
 pub use tail::Subscription;
 pub use ticket::Ticket;
 pub use verify::{Finding, Report, SledCheck, verify};

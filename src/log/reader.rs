@@ -98,6 +98,20 @@ impl Reader {
         }
     }
 
+    /// Id, records and files of the journal as it is known now.
+    pub(crate) fn journal(&self) -> Result<(JournalId, Vec<RecordRef>, &Segments)> {
+        match &self.inner.source {
+            Source::Journal { files, index } => {
+                let index = index.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let id = index.journal.ok_or_else(|| Error::nothing_in(&self.inner.dir))?;
+                Ok((id, index.records().to_vec(), files))
+            }
+            Source::Sled { .. } => {
+                Err(Error::corrupt(&super::index::folder(&self.inner.dir), 0, "there are no segments"))
+            }
+        }
+    }
+
     /// Over an index that the caller keeps up to date (the writer).
     pub(crate) fn over(dir: &Path, files: Segments, index: Index) -> Reader {
         let source = Source::Journal { files, index: RwLock::new(index) };

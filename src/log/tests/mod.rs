@@ -5,6 +5,7 @@ mod crash;
 mod damage;
 mod model;
 mod salvage;
+mod stream;
 
 use super::*;
 use crate::event::samples;

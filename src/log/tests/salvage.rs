@@ -6,7 +6,7 @@ use crate::log::{Salvage, salvage};
 use std::collections::BTreeMap;
 
 /// main 1..=12; a forked at 5, b from a at 6, c from main at 12; one record an event; event 9 is a payload file.
-fn family(dir: &Path, options: Options) {
+pub(super) fn family(dir: &Path, options: Options) {
     let options = Options { group_events: 1, blob_bytes: 4096, ..options };
     let log = Log::create(dir, started(), samples::meta(), options).unwrap();
     let add = |branch, event: Event| log.append_to(branch, event, samples::meta()).unwrap().wait().map(drop).unwrap();
@@ -23,7 +23,7 @@ fn family(dir: &Path, options: Options) {
 }
 
 /// Histories by branch name, digests left out: a branch whose ledger was renumbered keeps its own chain.
-fn histories(dir: &Path) -> BTreeMap<String, Vec<Stamped>> {
+pub(super) fn histories(dir: &Path) -> BTreeMap<String, Vec<Stamped>> {
     let reader = Reader::open(dir).unwrap();
     let mut names = vec![("main".to_string(), MAIN)];
     names.extend(reader.branches().into_iter().map(|(id, branch)| (branch.name, id)));
