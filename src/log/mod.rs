@@ -18,6 +18,12 @@
 //! so a later success would prove nothing. On reopening, whole records above the watermark are copied to a fresh,
 //! flushed segment; they may contain events whose acknowledgement the caller never saw.
 //!
+//! # When something breaks
+//! [`verify`] reads every byte and says what is damaged; [`repair`] mends the journal from the sled copy and the sled
+//! copy from the journal; [`salvage`] copies what neither can mend around; [`Reader::complete`] tells a reader that
+//! less is there than was acknowledged. `tests/power.rs` replays power losses after every call the log makes, and
+//! lets every call fail. [`export`] and [`import`] move a run as one stream.
+//!
 //! # Branches
 //! Sequence numbers count a branch's *history* from 1: a branch forked at event 40 of its parent has 41 as its first
 //! own event and shares 1..=40. Branch facts stand on the [`LEDGER`], which is no branch of training: creating
