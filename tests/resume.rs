@@ -7,7 +7,9 @@
 mod common;
 
 use coevolve::config::{Layer, load};
-use coevolve::log::{Log, Options};
+use coevolve::log::{Log, MAIN, Options, Reader};
+use coevolve::project::State;
+use coevolve::run::state_at;
 use coevolve::world::draw;
 use common::{Done, coevolve, events, identity, kill_after, of_kind, run, text, train};
 use std::collections::BTreeSet;
@@ -211,6 +213,46 @@ fn a_checkpoint_is_a_cache() {
         assert_eq!(identity(&summary), identity(&straight), "{name}");
         assert_eq!(summary["anomalies"], 0, "{name}");
     }
+}
+
+#[test]
+fn a_snapshot_is_a_cache() {
+    let tmp = tempfile::tempdir().expect("folder");
+    let dir = tmp.path().join("r");
+    let settings = ["run.steps=4", "evolve.every=1", "batch.tasks=4", "run.checkpoint_every=1"];
+    let summary = train(&dir, &settings);
+    let snapshots = common::files(&dir.join("snapshots"));
+    assert_eq!(snapshots.len(), 2, "{snapshots:?}");
+    // By way of a snapshot or not, the state after every event is the same, in every field.
+    let reader = Reader::open(&dir).expect("readable");
+    let mut folded = State::new();
+    for stamped in reader.read(MAIN, 1).expect("events") {
+        let stamped = stamped.expect("event");
+        folded.apply(stamped.seq, &stamped.event, &stamped.meta);
+        if stamped.seq % 7 == 0 || stamped.seq + 3 > reader.head(MAIN).expect("head") {
+            let state = state_at(&reader, MAIN, stamped.seq).expect("state");
+            assert!(state == folded, "after event {}", stamped.seq);
+        }
+    }
+    // Killed behind the last snapshot, with and without it, and with a damaged one.
+    let resumed = |name: &str, spoil: &dyn Fn(&Path)| {
+        let dir = tmp.path().join(name);
+        kill_once_it_has(&dir, &settings, "checkpoint_saved", 2);
+        spoil(&dir.join("snapshots"));
+        let done = run(&["resume", text(&dir), "--json"]).json();
+        assert_eq!(identity(&done), identity(&summary), "{name}");
+        assert_eq!(run(&["replay", text(&dir), "--json"]).json()["ok"], true, "{name}");
+    };
+    resumed("whole", &|snapshots| assert!(snapshots.is_dir()));
+    resumed("gone", &|snapshots| std::fs::remove_dir_all(snapshots).expect("remove"));
+    resumed("damaged", &|snapshots| {
+        for file in common::files(snapshots) {
+            let mut bytes = std::fs::read(&file).expect("read");
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(&file, bytes).expect("write");
+        }
+    });
 }
 
 #[test]

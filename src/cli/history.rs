@@ -4,6 +4,7 @@ use super::output::{Failure, note};
 use coevolve::event::Event;
 use coevolve::log::{BranchId, Reader, Stamped};
 use coevolve::project::State;
+use coevolve::run::state_at;
 use std::path::Path;
 
 /// A run opened for reading.
@@ -38,15 +39,11 @@ impl History {
 
     /// The state after event `at`, or after the last one.
     pub fn state(&self, at: Option<&str>) -> Result<State, Failure> {
-        let at = at.map(|a| self.position(a)).transpose()?;
-        let mut state = State::new();
-        for stamped in self.events(1)? {
-            let stamped = stamped?;
-            if at.is_some_and(|at| stamped.seq > at) {
-                break;
-            }
-            state.apply(stamped.seq, &stamped.event, &stamped.meta);
-        }
+        let at = match at {
+            Some(at) => self.position(at)?,
+            None => self.reader.head(self.branch)?,
+        };
+        let state = state_at(&self.reader, self.branch, at)?;
         if state.run.is_none() {
             return Err(Failure::failed("the log holds no run yet"));
         }

@@ -235,6 +235,16 @@ impl FactsDigest {
         Digest(*hasher.finalize().as_bytes())
     }
 
+    /// The value and the number of facts where no step is open: from these two the digest goes on.
+    pub fn closed(&self) -> Option<(Digest, u64)> {
+        self.open.is_empty().then_some((self.chain, self.facts))
+    }
+
+    /// Goes on from [`FactsDigest::closed`].
+    pub fn resumed(chain: Digest, facts: u64) -> FactsDigest {
+        FactsDigest { chain, open: Vec::new(), facts }
+    }
+
     /// How many facts were added.
     pub fn facts(&self) -> u64 {
         self.facts

@@ -7,6 +7,7 @@
 //! DIR/journal/*.seg        segments of checksummed records, one record per group commit
 //! DIR/blobs/ab/abcdef..    payloads over 64 KiB, named by their BLAKE3
 //! DIR/events.sled/         the same frames in sled, filled behind the acknowledgement
+//! DIR/snapshots/*.snap     folds as of an event: caches, see [`snapshot`]
 //! DIR/quarantine/          torn tails that a crash left (never acknowledged)
 //! ```
 //!
@@ -44,6 +45,7 @@ mod record;
 mod repair;
 mod salvage;
 mod sled_store;
+pub mod snapshot;
 mod store;
 mod stream;
 mod survey;

@@ -17,7 +17,7 @@ use super::record::RECORD_HEADER;
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, survey};
 use super::verify::{SledCheck, compare, whole_of};
-use super::{LEDGER, Reader, head};
+use super::{LEDGER, Reader, head, snapshot};
 use std::path::{Path, PathBuf};
 
 /// File that says that the journal beside is whole and flushed.
@@ -53,6 +53,10 @@ pub fn repair(dir: &Path) -> Result<Repair> {
     let mut done = Repair::default();
     finish_interrupted(dir, &mut done.notes)?;
     repair_journal(dir, &mut done)?;
+    for (path, why) in snapshot::damaged(dir)? {
+        std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+        done.notes.push(format!("{} was removed ({why}): it is a cache", path.display()));
+    }
     let survey = survey(dir)?;
     let path = SledStore::path(dir);
     let bad = match SledStore::open(&path).and_then(|store| compare(&store, &survey)) {

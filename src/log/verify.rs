@@ -4,7 +4,7 @@ use super::error::{Error, Result};
 use super::record::{self, RECORD_HEADER};
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, Whole, survey};
-use super::{BranchId, EventAt, MAIN, blob};
+use super::{BranchId, EventAt, MAIN, blob, snapshot};
 use crate::event::digest::{Digest, FactsDigest};
 use crate::event::{codec, frame};
 use std::collections::BTreeSet;
@@ -99,6 +99,7 @@ impl Report {
 }
 
 const REPAIR: &str = "run `coevolve verify --repair`";
+const DELETE: &str = "it is a cache: delete it, or run `coevolve verify --repair`";
 const RESTORE: &str = "restore the file from a copy of the run";
 
 /// Reads every byte of a run folder and compares the sled copy. Takes no lock and changes nothing of the run.
@@ -132,6 +133,9 @@ pub fn verify(dir: &Path) -> Result<Report> {
     }
     findings.append(&mut contents.findings);
     let sled = compare_sled(dir, &survey, &mut findings)?;
+    for (path, what) in snapshot::damaged(dir)? {
+        findings.push(Finding { path, offset: None, event: None, what, remedy: DELETE });
+    }
     // Findings that name an event come first, in order of seq.
     findings.sort_by_key(|f| (f.event.is_none(), f.event.map(|(branch, seq)| (seq, branch))));
     let facts = contents.facts.filter(|_| survey.holes.is_empty() && survey.segments > 0);

@@ -5,8 +5,8 @@ use super::policy::{Trainee, Update};
 use crate::config;
 use crate::event::digest::{Digest, FactKey, FactsDigest, fact_key};
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
-use crate::log::{Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription};
-use crate::project::State;
+use crate::log::{BranchId, Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription, snapshot};
+use crate::project::{State, fold_version};
 use crate::world::{Stopwatch, now_ms};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -40,8 +40,10 @@ impl Ledger {
 
     fn over(log: Log) -> Result<Ledger, RunError> {
         let inbox = log.published();
-        let mut ledger = Ledger { inbox, state: State::new(), facts: FactsDigest::new(), open: HashMap::new(), log };
-        for stamped in ledger.log.read(ledger.log.branch(), 1)? {
+        let (state, facts) = folded(log.reader(), log.branch(), log.head());
+        let from = state.last_seq.map_or(1, |seq| seq + 1);
+        let mut ledger = Ledger { inbox, state, facts, open: HashMap::new(), log };
+        for stamped in ledger.log.read(ledger.log.branch(), from)? {
             let stamped = stamped?;
             ledger.fold(stamped.seq, &stamped.event, &stamped.meta)?;
         }
@@ -61,6 +63,18 @@ impl Ledger {
                 self.open.insert(key, hash(event)?);
             }
         }
+        Ok(())
+    }
+
+    /// Keeps the state for the next opening, between two steps. A cache: that it cannot be written (a full disk) is
+    /// no reason to stop; the next append says so if nothing fits any more.
+    pub(super) fn snapshot(&self) -> Result<(), RunError> {
+        let (Some(seq), Some((chain, facts))) = (self.state.last_seq, self.facts.closed()) else { return Ok(()) };
+        let kept = KeptRef { facts_chain: chain.0, facts, state: &self.state };
+        let body = serde_json::to_vec(&kept).map_err(|e| RunError::internal("a snapshot", e))?;
+        let reader = self.log.reader();
+        let digest = reader.digest(self.log.branch(), seq)?;
+        let _ = snapshot::write(reader.dir(), self.log.branch(), seq, &digest, &fold_version(), &body);
         Ok(())
     }
 
@@ -146,6 +160,48 @@ impl Ledger {
     }
 }
 
+/// What a snapshot keeps: the state, and the facts digest between two steps.
+#[derive(serde::Serialize)]
+struct KeptRef<'a> {
+    facts_chain: [u8; 32],
+    facts: u64,
+    state: &'a State,
+}
+
+#[derive(serde::Deserialize)]
+struct Kept {
+    facts_chain: [u8; 32],
+    facts: u64,
+    state: State,
+}
+
+/// The state of a branch after event `upto`, by way of the newest snapshot that serves.
+///
+/// # Errors
+/// Those of reading the log.
+pub fn state_at(reader: &Reader, branch: BranchId, upto: u64) -> Result<State, RunError> {
+    let (mut state, _) = folded(reader, branch, upto);
+    for stamped in reader.read(branch, state.last_seq.map_or(1, |seq| seq + 1))? {
+        let stamped = stamped?;
+        if stamped.seq > upto {
+            break;
+        }
+        state.apply(stamped.seq, &stamped.event, &stamped.meta);
+    }
+    Ok(state)
+}
+
+/// The newest snapshot that serves for events 1..=`upto`, or the state before the first event.
+fn folded(reader: &Reader, branch: BranchId, upto: u64) -> (State, FactsDigest) {
+    let nothing = || (State::new(), FactsDigest::new());
+    let Some(found) = snapshot::newest(reader, branch, &fold_version(), upto) else { return nothing() };
+    let Ok(kept) = serde_json::from_slice::<Kept>(&found.body) else { return nothing() };
+    match kept.state.last_seq == Some(found.seq) {
+        true => (kept.state, FactsDigest::resumed(Digest(kept.facts_chain), kept.facts)),
+        false => nothing(),
+    }
+}
+
 /// A run as it stands, read without taking it over: what a learner is rebuilt from.
 pub(super) struct Past {
     reader: Reader,
@@ -157,11 +213,7 @@ impl Past {
     /// Reads the main branch of a run folder.
     pub(super) fn read(dir: &Path) -> Result<Past, RunError> {
         let reader = Reader::open(dir)?;
-        let mut state = State::new();
-        for stamped in reader.read(MAIN, 1)? {
-            let stamped = stamped?;
-            state.apply(stamped.seq, &stamped.event, &stamped.meta);
-        }
+        let state = state_at(&reader, MAIN, reader.head(MAIN)?)?;
         Ok(Past { reader, state })
     }
 
@@ -177,7 +229,9 @@ impl Past {
             }
         }
         let mut open: BTreeMap<u32, BTreeMap<RolloutKey, RolloutFinished>> = BTreeMap::new();
-        for stamped in self.reader.read(MAIN, 1)? {
+        // Nothing of a later step stands before the end of this one.
+        let begin = self.state.places.steps.get(&from).copied().unwrap_or(1);
+        for stamped in self.reader.read(MAIN, begin)? {
             match stamped?.event {
                 Event::RolloutFinished(r) if r.key.step > from => {
                     open.entry(r.key.step).or_default().insert(r.key.clone(), r);

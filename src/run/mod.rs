@@ -19,6 +19,7 @@ mod summary;
 pub use clock::{Clock, Seconds};
 pub use error::RunError;
 pub use evaluate::evaluate_split;
+pub use ledger::state_at;
 pub use observe::{Observer, Progress, Silent};
 pub use setup::{limits, open_environment, play_plan};
 pub use summary::{Summary, summarise};
@@ -293,6 +294,12 @@ impl Run {
         let duration = self.clock.step_ended();
         self.ledger.record(StepFinished { step, mean_reward, projection_digest }, duration)?;
         self.settle()?;
+        let every = self.settings.run.checkpoint_every;
+        if step > 0 && (step == self.settings.run.steps || step.is_multiple_of(every)) {
+            let watch = Stopwatch::start();
+            self.ledger.snapshot()?;
+            self.clock.log(watch.micros());
+        }
         observer.progress(Progress::StepFinished { step, of: self.settings.run.steps, state: self.ledger.state() });
         Ok(())
     }

@@ -5,6 +5,7 @@ mod crash;
 mod damage;
 mod model;
 mod salvage;
+mod snapshot;
 mod stream;
 
 use super::*;

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::decide::contexts::select_contexts;
-use crate::project::{DraftState, State, as_of};
+use crate::project::{DraftState, SOURCES, State, as_of};
 
 /// Events with sequence numbers from 1.
 pub fn logged(events: &[Event]) -> Vec<(u64, Event, Meta)> {
@@ -301,4 +301,29 @@ fn measure_digest_at_scale() {
     let snapshot = serde_json::to_vec(&state).unwrap().len();
     println!("{seq} events folded in {folded:?}; digest {digest} in {:?}; snapshot {snapshot} bytes", begin.elapsed());
     assert_eq!(state.anomaly_count, 0);
+}
+
+#[test]
+fn the_fold_version_covers_every_file_that_the_fold_is_made_of() {
+    let source = |path: &str| std::fs::read_to_string(format!("{}/src/{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let mut wanted = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/project")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        // Audits read states, they are no part of one.
+        if name.ends_with(".rs") && !name.starts_with("audit") && name != "mod.rs" {
+            let text = source(&format!("project/{name}"));
+            for used in text.split("decide::").skip(1) {
+                let module: String = used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
+                wanted.insert(format!("decide/{module}.rs"));
+            }
+            wanted.insert(format!("project/{name}"));
+        }
+    }
+    let listed: Vec<&str> = SOURCES.iter().map(|(name, _)| *name).collect();
+    for name in &wanted {
+        assert!(listed.contains(&name.as_str()), "{name} is not in SOURCES");
+    }
+    for (name, text) in SOURCES {
+        assert_eq!(source(name), *text, "{name} names another file");
+    }
 }
