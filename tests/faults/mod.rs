@@ -1,7 +1,5 @@
 //! Watching and failing a process's file system calls (`preload.c`), and what a power loss may leave of them.
 
-#![allow(dead_code)]
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
