@@ -99,6 +99,13 @@ pub fn write(dir: &Path, branch: BranchId, seq: u64, digest: &Digest, fold: &Dig
     }
     std::fs::rename(&temporary, &target).map_err(Error::io("rename to", &target))?;
     sync_dir(&folder)?;
+    // What a kill in the middle of this left.
+    for entry in std::fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
+        let path = entry.map_err(Error::io("list", &folder))?.path();
+        if path.extension().is_some_and(|e| e == "tmp") {
+            std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
+        }
+    }
     let mut own: Vec<(u64, PathBuf)> =
         list(dir)?.into_iter().filter(|(b, ..)| *b == branch).map(|(_, seq, path)| (seq, path)).collect();
     own.sort();

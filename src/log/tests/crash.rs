@@ -1,4 +1,6 @@
 //! A child process appends and is killed at random moments, again and again in the same folder.
+//!
+//! `COEVOLVE_CRASH_ROUNDS=1000 cargo test --release --lib kill_minus_nine` kills 1,000 times instead of 50.
 
 use super::*;
 use std::io::Write;
@@ -6,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const DIR: &str = "COEVOLVE_CRASH_DIR";
+/// Kills in one folder.
 const ROUNDS: u64 = 50;
 
 /// Content of the event with this seq on main.
@@ -47,11 +50,18 @@ fn crash_child() {
 
 #[test]
 fn kill_minus_nine() {
+    let rounds = std::env::var("COEVOLVE_CRASH_ROUNDS").map_or(ROUNDS, |n| n.parse().expect("a number"));
+    for folder in 0..rounds.div_ceil(ROUNDS) {
+        kill_in_one_folder(folder, ROUNDS.min(rounds - folder * ROUNDS));
+    }
+}
+
+fn kill_in_one_folder(folder: u64, rounds: u64) {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    let mut draw = crate::world::draw(20_261_130, "crash test", &[]);
+    let mut draw = crate::world::draw(20_261_130, "crash test", &[&folder.to_string()]);
     let mut most = 0;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "log::tests::crash::crash_child", "--ignored", "--test-threads=1"])
             .env(DIR, dir.path())
@@ -81,7 +91,7 @@ fn kill_minus_nine() {
         }
         most = most.max(events.len());
     }
-    assert!(most > 500, "only {most} events in {ROUNDS} rounds: the test does not test");
+    assert!(most as u64 > rounds * 10, "only {most} events in {rounds} rounds: the test does not test");
     let log = Log::open(&run, Options::default()).unwrap();
     let head = log.head();
     assert!(head >= most as u64);

@@ -19,7 +19,12 @@ fn the_newest_that_fits_the_history_counts_and_two_are_kept() {
     assert_eq!(newest(21), None);
     for seq in [5, 10, 15] {
         snap(&reader, MAIN, seq, format!("as of {seq}").as_bytes());
+        // A kill in the middle of the next one.
+        std::fs::write(dir.path().join("snapshots/0-99.tmp"), b"CV").unwrap();
     }
+    snap(&reader, MAIN, 15, b"as of 15");
+    let names = std::fs::read_dir(dir.path().join("snapshots")).unwrap().map(|e| e.unwrap().file_name());
+    assert_eq!(names.collect::<std::collections::BTreeSet<_>>(), ["0-10.snap", "0-15.snap"].map(Into::into).into());
     let found = snapshot::newest(&reader, MAIN, &FOLD, 21);
     assert_eq!(found, Some(Snapshot { seq: 15, body: b"as of 15".to_vec() }));
     assert_eq!((newest(15), newest(14), newest(9)), (Some(15), Some(10), None));
