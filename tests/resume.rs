@@ -11,8 +11,7 @@ use coevolve::log::{Log, MAIN, Options, Reader};
 use coevolve::project::State;
 use coevolve::run::state_at;
 use coevolve::world::draw;
-use common::{Done, coevolve, events, identity, kill_after, of_kind, run, text, train};
-use std::collections::BTreeSet;
+use common::{Done, coevolve, differences, events, identity, kill_after, of_kind, run, text, train};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -28,25 +27,6 @@ fn start(args: &[String]) -> Child {
     let mut command = coevolve();
     command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.spawn().expect("the program starts")
-}
-
-/// The first facts that only one of two runs has.
-fn differences(straight: &Path, resumed: &Path) -> String {
-    let facts = |dir: &Path| -> BTreeSet<String> {
-        let other = ["run_started", "run_resumed", "checkpoint_saved", "failure_noted"];
-        let mut out = BTreeSet::new();
-        for event in events(dir) {
-            if !other.iter().any(|k| event["event"]["event"] == *k) {
-                out.insert(event["event"].to_string());
-            }
-        }
-        out
-    };
-    let (a, b) = (facts(straight), facts(resumed));
-    let only = |x: &BTreeSet<String>, y: &BTreeSet<String>, name: &str| -> Vec<String> {
-        x.difference(y).take(5).map(|e| format!("{name}: {e}")).collect()
-    };
-    [only(&a, &b, "uninterrupted"), only(&b, &a, "resumed")].concat().join("\n")
 }
 
 /// A fifth of the kills falls into the first moments, where folders and files come into being.

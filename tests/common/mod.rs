@@ -116,6 +116,26 @@ pub fn of_kind(events: &[Value], kind: &str) -> Vec<Value> {
     payloads.filter(|e| e["event"] == kind).collect()
 }
 
+/// The first facts that only one of two runs has.
+pub fn differences(straight: &Path, resumed: &Path) -> String {
+    let facts = |dir: &Path| -> std::collections::BTreeSet<String> {
+        let other = ["run_started", "run_resumed", "checkpoint_saved", "failure_noted"];
+        let mut out = std::collections::BTreeSet::new();
+        for event in events(dir) {
+            if !other.iter().any(|k| event["event"]["event"] == *k) {
+                out.insert(event["event"].to_string());
+            }
+        }
+        out
+    };
+    let (a, b) = (facts(straight), facts(resumed));
+    let only = |x: &std::collections::BTreeSet<String>,
+                y: &std::collections::BTreeSet<String>,
+                name: &str|
+     -> Vec<String> { x.difference(y).take(5).map(|e| format!("{name}: {e}")).collect() };
+    [only(&a, &b, "uninterrupted"), only(&b, &a, "resumed")].concat().join("\n")
+}
+
 /// The two values by which equal runs are known: facts digest and weights.
 pub fn identity(summary: &Value) -> (String, String) {
     let get = |key: &str| summary[key].as_str().unwrap_or_else(|| panic!("no {key} in {summary}")).to_string();
