@@ -131,7 +131,12 @@ fn a_kill_before_the_first_event_starts_afresh() {
     // `train` may also take such a folder over.
     let dir = tmp.path().join("taken");
     std::fs::create_dir_all(dir.join("journal")).expect("folder");
+    std::fs::write(dir.join("settings.json"), settings.replace("\"steps\":2", "\"steps\":3")).expect("settings");
     assert_eq!(identity(&train(&dir, SHORT)), identity(&straight));
+    // What a kill right after would be taken up with are the new settings.
+    let left = std::fs::read_to_string(dir.join("settings.json")).expect("settings");
+    let left: serde_json::Value = serde_json::from_str(&left).expect("json");
+    assert_eq!(left["run"]["steps"], 2);
 }
 
 #[test]

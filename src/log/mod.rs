@@ -66,6 +66,7 @@ pub use reader::{Events, Reader};
 pub use repair::{Repair, repair};
 pub use salvage::{Salvage, SalvagedBranch, salvage};
 pub use store::Log;
+pub(crate) use store::holds_events;
 pub use stream::{Streamed, export, import};
 pub use tail::Subscription;
 pub use ticket::Ticket;

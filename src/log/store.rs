@@ -198,7 +198,7 @@ impl EventStore for Log {
 }
 
 /// Whether any event was ever durable in a folder, as far as its files tell.
-fn holds_events(dir: &Path) -> Result<bool> {
+pub(crate) fn holds_events(dir: &Path) -> Result<bool> {
     if head::read(dir)?.is_some_and(|mark| mark.next_record > 1) {
         return Ok(true);
     }

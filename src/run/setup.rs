@@ -1,7 +1,6 @@
 //! From settings to the rooms' own configurations.
 
 use super::RunError;
-use super::ledger::Past;
 use crate::agent::Limits;
 use crate::config::Settings;
 use crate::decide::advantage::Scale;
@@ -127,8 +126,8 @@ pub(super) fn write_plan(dir: &Path, settings: &Settings) -> Result<(), RunError
     let failed = |e: std::io::Error| RunError::Folder { dir: dir.to_path_buf(), message: e.to_string() };
     crate::log::refuse_foreign(dir)?;
     std::fs::create_dir_all(dir).map_err(failed)?;
-    // The log itself says what is wrong with a folder that holds a run; a kill may leave one without events.
-    if dir.join("journal").is_dir() && Past::read(dir).map_or(true, |past| past.state.run.is_some()) {
+    // The log itself refuses a folder that holds a run; a kill may leave one without events.
+    if crate::log::holds_events(dir)? {
         return Ok(());
     }
     let text = serde_json::to_string_pretty(settings).map_err(|e| RunError::internal("settings", e))?;

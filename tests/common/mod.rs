@@ -66,13 +66,18 @@ pub fn run(args: &[&str]) -> Done {
 }
 
 /// Kills the process after `delay`, unless it ends before.
-pub fn kill_after(mut child: Child, delay: Duration) -> Option<Done> {
+pub fn kill_after(child: Child, delay: Duration) -> Option<Done> {
     let begin = Instant::now();
-    while begin.elapsed() < delay {
+    kill_when(child, || begin.elapsed() >= delay)
+}
+
+/// Kills the process as soon as `now` says so, unless it ends before.
+pub fn kill_when(mut child: Child, mut now: impl FnMut() -> bool) -> Option<Done> {
+    while !now() {
         if child.try_wait().expect("wait").is_some() {
             return Some(Done::of(child.wait_with_output().expect("output")));
         }
-        std::thread::sleep(Duration::from_micros(500).min(delay));
+        std::thread::sleep(Duration::from_micros(500));
     }
     // It may have ended by itself a moment ago: then it counts as finished.
     child.kill().expect("kill");
