@@ -52,7 +52,8 @@ impl History {
 
     /// Sequence number of an event named by number, or of the end of a step (`step:12`).
     pub fn position(&self, at: &str) -> Result<u64, Failure> {
-        let head = self.reader.head(self.branch)?;
+        // Also events that were undone: they are still there to be looked at.
+        let head = self.reader.last(self.branch)?;
         if let Some(step) = at.strip_prefix("step:") {
             let step: u32 = step.parse().map_err(|_| Failure::usage(format!("`{at}`: write step:NUMBER")))?;
             for stamped in self.events(1)? {

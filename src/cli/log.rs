@@ -128,6 +128,9 @@ pub fn brief(event: &Event) -> String {
         Event::RunResumed(e) => format!("step {}", e.step),
         Event::FailureNoted(e) => format!("{}: {}", e.stage, e.message),
         Event::BranchCreated(e) => format!("{} from {} at {}", e.name, e.parent, e.at),
+        Event::BranchUndone(e) => format!("{} goes on from {} (was at {}) {}", e.branch, e.to, e.at, e.reason),
+        Event::BranchDeleted(e) => format!("{} {}", e.branch, e.reason),
+        Event::GarbageCollected(e) => format!("{} removed", e.removed.len()),
     };
     cut(&text, 160)
 }

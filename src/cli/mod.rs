@@ -3,6 +3,7 @@
 
 mod audit;
 mod bars;
+mod branch;
 mod check;
 mod eval;
 mod history;
@@ -59,6 +60,14 @@ enum Command {
     Export(transfer::Export),
     /// Make a run folder of an exported stream.
     Import(transfer::Import),
+    /// Make a branch at an event, in the same folder or as a run folder of its own.
+    Fork(branch::Fork),
+    /// Take a branch back to an event; what came after is hidden, not gone.
+    Undo(branch::Undo),
+    /// List the branches of a run, or delete one.
+    Branches(branch::Branches),
+    /// Remove what nothing needs (old checkpoints, files without an event) and compress closed segments.
+    Gc(branch::Gc),
     /// Feed JSON cases to the code that training runs: loss, signals, tool-calls, template.
     Check(check::Check),
     /// Print every setting with its default, unit and meaning, as a TOML file.
@@ -85,6 +94,10 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Salvage(c) => c.run(),
         Command::Export(c) => c.run(),
         Command::Import(c) => c.run(),
+        Command::Fork(c) => c.run(),
+        Command::Undo(c) => c.run(),
+        Command::Branches(c) => c.run(),
+        Command::Gc(c) => c.run(),
         Command::Check(c) => c.run(),
         Command::Settings(c) => c.run(),
         Command::Completions(c) => c.run(),

@@ -43,13 +43,18 @@ impl Verify {
                 line(format!("{}{at}{event}: {}; {}", f.path.display(), f.what, f.remedy))?;
             }
             line(format!(
-                "{} events in {} records, {} segments, {} blobs; {}; {} findings{}",
+                "{} events in {} records, {} segments, {} blobs; {}; {} findings\n{} bytes of events take {} in the journal \
+                 and {} in sled: {:.2}x{}",
                 report.events,
                 report.records,
                 report.segments,
                 report.blobs,
                 report.sled,
                 report.findings.len(),
+                report.space.frames,
+                report.space.journal,
+                report.space.sled,
+                report.space.factor,
                 if report.facts_digest.is_empty() {
                     String::new()
                 } else {

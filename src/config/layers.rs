@@ -255,6 +255,8 @@ fn in_range(s: &Settings) -> Result<(), SettingsError> {
         ("log.group_commit_events", s.log.group_commit_events.into(), 1, 65_536),
         ("log.group_commit_bytes", s.log.group_commit_bytes.into(), 1, 32 << 20),
         ("log.group_commit_us", s.log.group_commit_us, 0, 1_000_000),
+        ("run.keep_checkpoints", s.run.keep_checkpoints.into(), 0, 1_000_000),
+        ("log.blob_copies", s.log.blob_copies.into(), 1, 2),
         ("log.segment_mib", s.log.segment_mib.into(), 1, 4096),
     ];
     for &(key, value, low, high) in counts {
@@ -316,6 +318,7 @@ pub fn to_toml(settings: &Settings) -> String {
 pub const EXECUTION: &[&str] = &[
     "run.threads",
     "run.checkpoint_every",
+    "run.keep_checkpoints",
     "env.workers",
     "env.deadline_ms",
     "sampling.max_concurrent",
@@ -327,6 +330,8 @@ pub const EXECUTION: &[&str] = &[
     "log.group_commit_bytes",
     "log.group_commit_us",
     "log.segment_mib",
+    "log.compress",
+    "log.blob_copies",
 ];
 
 /// The settings that are facts, as canonical JSON text: everything but [`EXECUTION`].

@@ -51,6 +51,7 @@ settings! {
         steps: u32 = 120, "steps", "Training steps.";
         threads: u32 = 0, "threads; 0 = all cores", "Threads of sampling and of the learner. Results do not depend on it.";
         checkpoint_every: u32 = 10, "steps", "Write weights and optimiser state every so many steps, and at the end. A cache: resume recomputes what lies between.";
+        keep_checkpoints: u32 = 0, "checkpoints; 0 = all", "Remove older checkpoints as newer ones are written; weights in between are recomputed from the log. Folders with forks keep theirs until `coevolve gc`.";
     }
     /// Where the agent acts.
     env: Env {
@@ -158,6 +159,8 @@ settings! {
         group_commit_bytes: u32 = 1048576, "bytes", "or so many bytes,";
         group_commit_us: u64 = 5000, "microseconds", "or when the oldest waited so long.";
         segment_mib: u32 = 64, "MiB", "Size at which a journal segment is closed.";
+        compress: bool = true, "true | false", "Compress closed segments and the sled copy, in the background.";
+        blob_copies: u32 = 1, "files", "Copies of every payload over 64 KiB, 1 or 2; with 2, `verify --repair` mends one from the other.";
     }
 }
 

@@ -145,6 +145,9 @@ codec! {
     RunResumed: newest 1, 1 => v1::RunResumed;
     FailureNoted: newest 1, 1 => v1::FailureNoted;
     BranchCreated: newest 1, 1 => v1::BranchCreated;
+    BranchUndone: newest 1, 1 => v1::BranchUndone;
+    BranchDeleted: newest 1, 1 => v1::BranchDeleted;
+    GarbageCollected: newest 1, 1 => v1::GarbageCollected;
 }
 
 /// Serialises an event and its meta in the newest versions.

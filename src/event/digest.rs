@@ -166,7 +166,13 @@ pub fn fact_key(event: &Event) -> Option<FactKey> {
         Event::EvolutionFinished(e) => FactKey::EvolutionFinished { round: e.round },
         Event::StepFinished(e) => FactKey::Step { step: e.step },
         Event::RunFinished(e) => FactKey::RunFinished { step: e.step },
-        Event::CheckpointSaved(_) | Event::RunResumed(_) | Event::FailureNoted(_) | Event::BranchCreated(_) => {
+        Event::CheckpointSaved(_)
+        | Event::RunResumed(_)
+        | Event::FailureNoted(_)
+        | Event::BranchCreated(_)
+        | Event::BranchUndone(_)
+        | Event::BranchDeleted(_)
+        | Event::GarbageCollected(_) => {
             return None;
         }
     })

@@ -119,4 +119,10 @@ events! {
     FailureNoted = 21, "failure_noted", fact false;
     /// See [`v1::BranchCreated`].
     BranchCreated = 22, "branch_created", fact false;
+    /// See [`v1::BranchUndone`].
+    BranchUndone = 23, "branch_undone", fact false;
+    /// See [`v1::BranchDeleted`].
+    BranchDeleted = 24, "branch_deleted", fact false;
+    /// See [`v1::GarbageCollected`].
+    GarbageCollected = 25, "garbage_collected", fact false;
 }

@@ -193,5 +193,11 @@ pub fn all() -> Vec<Event> {
             settings: r#"{"batch.temperature":1.0}"#.into(),
         }
         .into(),
+        BranchUndone { branch: 1, to: 4_294_967_297, at: 4_294_967_311, reason: "the reward was wrong".into() }.into(),
+        BranchDeleted { branch: 1, reason: String::new() }.into(),
+        GarbageCollected {
+            removed: vec![RemovedFile { path: "checkpoints/12".into(), bytes: 1 << 33, reason: "superseded".into() }],
+        }
+        .into(),
     ]
 }

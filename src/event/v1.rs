@@ -537,4 +537,40 @@ frozen! {
         /// Settings changed from here on, as canonical JSON text.
         pub settings: String,
     }
+
+    /// A branch goes on from an earlier event; what lies between stays in the log, hidden. Not a fact of any branch.
+    pub struct BranchUndone {
+        /// Branch id.
+        pub branch: u32,
+        /// Last event that counts.
+        pub to: u64,
+        /// Last event that was there; `to + 1..=at` are hidden in what comes after.
+        pub at: u64,
+        /// Why, in words.
+        pub reason: String,
+    }
+
+    /// A branch was deleted: hidden; its events stay for its forks. Not a fact of any branch.
+    pub struct BranchDeleted {
+        /// Branch id.
+        pub branch: u32,
+        /// Why, in words.
+        pub reason: String,
+    }
+
+    /// Files that nothing needs any more were removed. Not a fact of any branch.
+    pub struct GarbageCollected {
+        /// What was removed.
+        pub removed: Vec<RemovedFile>,
+    }
+
+    /// A file or folder that was removed.
+    pub struct RemovedFile {
+        /// Path in the run folder.
+        pub path: String,
+        /// Its size, bytes.
+        pub bytes: u64,
+        /// Why nothing needs it.
+        pub reason: String,
+    }
 }

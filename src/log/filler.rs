@@ -6,7 +6,7 @@
 
 use super::error::{Error, Result};
 use super::record::JournalId;
-use super::sled_store::SledStore;
+use super::sled_store::{Filling, SledStore};
 use super::tail::Tail;
 use super::{BranchId, Reader};
 use std::collections::BTreeMap;
@@ -32,6 +32,8 @@ pub struct SledStatus {
     pub rebuilt: Option<String>,
     /// Why it is not kept, if it is not: the journal goes on without it.
     pub failed: Option<String>,
+    /// Why closed segments are no longer compressed, if so.
+    pub unpacked: Option<String>,
 }
 
 /// The running thread.
@@ -43,7 +45,7 @@ pub(crate) struct Filler {
 }
 
 impl Filler {
-    pub(crate) fn start(reader: Reader, tail: Arc<Tail>) -> Result<Filler> {
+    pub(crate) fn start(reader: Reader, tail: Arc<Tail>, compress: bool) -> Result<Filler> {
         let stop = Arc::new(AtomicBool::new(false));
         let status = Arc::new(Mutex::new(SledStatus::default()));
         let (stopped, shared) = (stop.clone(), status.clone());
@@ -51,13 +53,13 @@ impl Filler {
             .name("log-sled".into())
             .spawn(move || {
                 let note = |f: &dyn Fn(&mut SledStatus)| f(&mut shared.lock().unwrap_or_else(PoisonError::into_inner));
-                let mut outcome = fill(&reader, &tail, &stopped, &note);
+                let mut outcome = fill(&reader, &tail, &stopped, &note, compress);
                 if let Err(error) = &outcome {
                     // Once: a damaged copy is replaced. A second failure has another cause.
                     let why = error.to_string();
-                    outcome = rebuild(&reader).and_then(|()| {
+                    outcome = rebuild(&reader, compress).and_then(|()| {
                         note(&|s| s.rebuilt = Some(why.clone()));
-                        fill(&reader, &tail, &stopped, &note)
+                        fill(&reader, &tail, &stopped, &note, compress)
                     });
                 }
                 if let Err(error) = outcome {
@@ -84,7 +86,7 @@ impl Filler {
 /// Changes the status that others see.
 type Note<'a> = dyn Fn(&dyn Fn(&mut SledStatus)) + 'a;
 
-fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>) -> Result<()> {
+fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>, mut compress: bool) -> Result<()> {
     let path = SledStore::path(reader.dir());
     // The first event decides which run this is.
     while reader.events() == 0 {
@@ -104,7 +106,7 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>) -> Res
         // Read before the work: whatever was durable when the stop came is stored.
         let stopping = stop.load(Ordering::Acquire);
         while at < reader.events() {
-            at = copy(reader, &store, &journal, at)?;
+            at = copy(reader, &store, &journal, at, compress)?;
             note(&|s| s.events = at);
             if at - flushed >= FLUSH_EVENTS {
                 store.flush()?;
@@ -114,6 +116,17 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>) -> Res
         if stopping {
             return store.flush();
         }
+        // One segment at a time, behind everything that is waited for. That it fails (a full disk) changes nothing.
+        if compress && at == reader.events() {
+            match reader.pack_next() {
+                Ok(Some(_)) => continue,
+                Ok(None) => {}
+                Err(error) => {
+                    note(&|s| s.unpacked = Some(error.to_string()));
+                    compress = false;
+                }
+            }
+        }
         tail.wait_beyond(at, IDLE_WAIT);
         if tail.wait_beyond(at, Duration::ZERO).1 {
             // A closed log publishes nothing more; wait for the stop without spinning.
@@ -122,9 +135,11 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>) -> Res
     }
 }
 
-fn copy(reader: &Reader, store: &SledStore, journal: &JournalId, from: u64) -> Result<u64> {
+fn copy(reader: &Reader, store: &SledStore, journal: &JournalId, from: u64, compress: bool) -> Result<u64> {
+    let mut filling = Filling::new(store, compress);
     let at = reader
-        .frames_from(from, BATCH_RECORDS, |frame, _| store.put(frame.header.branch, frame.header.seq, frame.bytes))?;
+        .frames_from(from, BATCH_RECORDS, |frame, _| filling.put(frame.header.branch, frame.header.seq, frame.bytes))?;
+    filling.flush()?;
     store.set_position(journal, at)?;
     Ok(at)
 }
@@ -132,6 +147,9 @@ fn copy(reader: &Reader, store: &SledStore, journal: &JournalId, from: u64) -> R
 /// The ordinal up to which the copy is filled, after a cheap check that its ends agree with the journal.
 fn check_position(reader: &Reader, store: &SledStore, journal: &JournalId) -> Result<u64> {
     let bad = |what: String| Error::Sled { path: store.folder().to_path_buf(), what };
+    if !store.is_current()? {
+        return Err(bad("its layout is another than this program's".into()));
+    }
     let Some((id, at)) = store.position()? else {
         if !store.branch_ids()?.is_empty() {
             return Err(bad("it holds events but not how many".into()));
@@ -161,7 +179,7 @@ fn check_position(reader: &Reader, store: &SledStore, journal: &JournalId) -> Re
 
 /// Builds a new copy from the journal beside the old one and puts it in its place. The old one moves to
 /// `quarantine/`: it may hold what the journal has lost.
-pub(crate) fn rebuild(reader: &Reader) -> Result<()> {
+pub(crate) fn rebuild(reader: &Reader, compress: bool) -> Result<()> {
     let path = SledStore::path(reader.dir());
     let beside = path.with_extension("sled.new");
     match std::fs::remove_dir_all(&beside) {
@@ -173,7 +191,7 @@ pub(crate) fn rebuild(reader: &Reader) -> Result<()> {
         let store = SledStore::open(&beside)?;
         let mut at = 0;
         while at < reader.events() {
-            at = copy(reader, &store, &journal, at)?;
+            at = copy(reader, &store, &journal, at, compress)?;
         }
         store.flush()?;
     }

@@ -1,14 +1,13 @@
 //! Where every event of the journal stands: one small entry per record, built from record headers.
 
+use super::branches::Branches;
 use super::error::{Error, Result};
 use super::head::Watermark;
 use super::record::{JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
-use super::{BranchId, LEDGER, MAIN};
+use super::segments::Segments;
+use super::{BranchId, LEDGER};
+use crate::event::Event;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// One record: where it is and which events it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,105 +29,6 @@ impl RecordRef {
     }
 }
 
-/// A branch other than main.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Branch {
-    /// Name, unique in the run folder.
-    pub name: String,
-    /// Branch it was forked from.
-    pub parent: BranchId,
-    /// Last seq shared with the parent.
-    pub at: u64,
-    /// Settings changed from here on, canonical JSON text.
-    pub settings: String,
-}
-
-/// Segment files of a run folder, opened once.
-#[derive(Debug)]
-pub struct Segments {
-    folder: PathBuf,
-    open: Mutex<BTreeMap<u64, Arc<File>>>,
-}
-
-impl Segments {
-    /// Of a run folder; touches nothing.
-    pub fn new(dir: &Path) -> Segments {
-        Segments { folder: folder(dir), open: Mutex::new(BTreeMap::new()) }
-    }
-
-    /// Path of a segment.
-    pub fn path(&self, segment: u64) -> PathBuf {
-        self.folder.join(format!("{segment:012}.seg"))
-    }
-
-    /// The open file of a segment.
-    pub fn file(&self, segment: u64) -> Result<Arc<File>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = open.get(&segment) {
-            return Ok(file.clone());
-        }
-        let path = self.path(segment);
-        let file = Arc::new(File::open(&path).map_err(Error::io("open", &path))?);
-        open.insert(segment, file.clone());
-        Ok(file)
-    }
-
-    /// Numbers of the segment files that exist, ascending.
-    pub fn list(&self) -> Result<Vec<u64>> {
-        let entries = match std::fs::read_dir(&self.folder) {
-            Ok(e) => e,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(Error::io("list", &self.folder)(e)),
-        };
-        let mut numbers = Vec::new();
-        for entry in entries {
-            let name = entry.map_err(Error::io("list", &self.folder))?.file_name();
-            let number = name.to_str().and_then(|n| n.strip_suffix(".seg")).and_then(|n| n.parse::<u64>().ok());
-            numbers.extend(number);
-        }
-        numbers.sort_unstable();
-        Ok(numbers)
-    }
-
-    /// Length of a segment file, bytes.
-    pub fn len(&self, segment: u64) -> Result<u64> {
-        let path = self.path(segment);
-        Ok(self.file(segment)?.metadata().map_err(Error::io("stat", &path))?.len())
-    }
-
-    /// Bytes of a segment.
-    pub fn read(&self, segment: u64, offset: u64, len: usize) -> Result<Vec<u8>> {
-        let file = self.file(segment)?;
-        let mut bytes = vec![0; len];
-        file.read_exact_at(&mut bytes, offset).map_err(|e| self.short_read(segment, offset, len, e))?;
-        Ok(bytes)
-    }
-
-    fn short_read(&self, segment: u64, offset: u64, len: usize, e: std::io::Error) -> Error {
-        let path = self.path(segment);
-        if e.kind() == std::io::ErrorKind::UnexpectedEof {
-            return Error::corrupt(&path, offset, format!("the file ends inside the {len} bytes that belong here"));
-        }
-        Error::io("read", &path)(e)
-    }
-
-    /// Header of a segment.
-    pub fn header(&self, segment: u64) -> Result<SegmentHeader> {
-        let bytes = self.read(segment, 0, SEGMENT_HEADER)?;
-        let header = SegmentHeader::decode(&bytes).map_err(|what| Error::corrupt(&self.path(segment), 0, what))?;
-        if header.segment != segment {
-            let what = format!("it says it is segment {}: the file was renamed", header.segment);
-            return Err(Error::corrupt(&self.path(segment), 0, what));
-        }
-        Ok(header)
-    }
-}
-
-/// Folder of the segments of a run.
-pub fn folder(dir: &Path) -> PathBuf {
-    dir.join("journal")
-}
-
 /// The place where a scan stopped before its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bad {
@@ -145,7 +45,7 @@ pub struct Bad {
 pub struct Index {
     records: Vec<RecordRef>,
     by_branch: BTreeMap<BranchId, Vec<usize>>,
-    branches: BTreeMap<BranchId, Branch>,
+    branches: Branches,
     events: u64,
     /// Run, known after the first segment header.
     pub journal: Option<JournalId>,
@@ -186,42 +86,19 @@ impl Index {
         (seq <= record.last_seq()).then_some(record)
     }
 
-    /// Forked branches by id.
-    pub fn branches(&self) -> &BTreeMap<BranchId, Branch> {
+    /// What the ledger says about branches.
+    pub fn branches(&self) -> &Branches {
         &self.branches
     }
 
-    /// Whether the branch exists (main and the ledger always do).
-    pub fn has_branch(&self, branch: BranchId) -> bool {
-        branch == MAIN || branch == LEDGER || self.branches.contains_key(&branch)
-    }
-
-    /// Last seq of a branch's history, 0 when empty; `None` when there is no such branch.
+    /// Seq of the last event ever written to a branch (of its fork point when it has none, 0 for an empty one), undone
+    /// or not; `None` when there is no such branch.
     pub fn last_seq(&self, branch: BranchId) -> Option<u64> {
-        if !self.has_branch(branch) {
+        if !self.branches.has(branch) {
             return None;
         }
         let own = self.by_branch.get(&branch).and_then(|own| own.last()).map(|i| self.records[*i].last_seq());
-        Some(own.unwrap_or_else(|| self.branches.get(&branch).map_or(0, |b| b.at)))
-    }
-
-    /// The stretches (branch, first seq, last seq) that make up a branch's history, oldest first.
-    pub fn history(&self, branch: BranchId) -> Option<Vec<(BranchId, u64, u64)>> {
-        let mut spans = Vec::new();
-        let (mut branch, mut last) = (branch, self.last_seq(branch)?);
-        loop {
-            let Some(fork) = self.branches.get(&branch) else {
-                spans.push((branch, 1, last));
-                break;
-            };
-            spans.push((branch, fork.at + 1, last));
-            // A fork of a fork taken before its parent's own first event shares less than `at` of the parent.
-            last = last.min(fork.at);
-            branch = fork.parent;
-        }
-        spans.reverse();
-        spans.retain(|(_, first, last)| first <= last);
-        Some(spans)
+        Some(own.unwrap_or_else(|| self.branches.base(branch)))
     }
 
     /// Adds the next record of the journal; the error says why it cannot follow.
@@ -242,13 +119,9 @@ impl Index {
         Ok(record)
     }
 
-    /// Registers a branch (from its ledger event); the error says why it cannot be.
-    pub fn add_branch(&mut self, id: BranchId, branch: Branch) -> std::result::Result<(), String> {
-        if self.has_branch(id) || !self.has_branch(branch.parent) || branch.parent == LEDGER {
-            return Err(format!("branch {id} forked from {} does not fit the branches known", branch.parent));
-        }
-        self.branches.insert(id, branch);
-        Ok(())
+    /// Takes an event of the ledger; the error says why it cannot be.
+    pub fn apply(&mut self, event: &Event) -> std::result::Result<(), String> {
+        self.branches.apply(event)
     }
 
     /// Goes on building up to `limit` (to the end of what is there without one). Bodies are not read,
@@ -276,6 +149,7 @@ impl Index {
                 if *self.journal.get_or_insert(header.journal) != header.journal {
                     return Ok(Some(Bad { segment: number, offset: 0, what: "segment of another run".into() }));
                 }
+                files.forget_headers(self.segment);
                 self.segment = number;
                 self.offset = SEGMENT_HEADER as u64;
                 continue;
@@ -308,7 +182,7 @@ impl Index {
             if end - self.offset < RECORD_HEADER as u64 {
                 return bad(format!("{} bytes where a record belongs", end - self.offset));
             }
-            let bytes = match files.read(self.segment, self.offset, RECORD_HEADER) {
+            let bytes = match files.record_header(self.segment, self.offset) {
                 Ok(bytes) => bytes,
                 Err(Error::Corrupt { what, .. }) => return bad(what),
                 Err(e) => return Err(e),
@@ -324,36 +198,23 @@ impl Index {
                 return bad(format!("record of {} bytes, {} are left", header.record_len(), end - self.offset));
             }
             let (segment, offset) = (self.segment, self.offset);
-            let mut created = Vec::new();
+            let mut branches = None;
             if header.branch == LEDGER {
                 let body = files.read(segment, offset + RECORD_HEADER as u64, header.body_len as usize)?;
-                match ledger_branches(&header, &body) {
-                    Ok(branches) => created = branches,
+                let mut after = self.branches.clone();
+                let taken = super::record::frames(&header, &body)
+                    .and_then(|frames| frames.iter().try_for_each(|(frame, _)| after.apply_frame(frame)));
+                match taken {
+                    Ok(()) => branches = Some(after),
                     Err(what) => return bad(what),
                 }
             }
             if let Err(what) = self.push(segment, offset, header) {
                 return Ok(Some(Bad { segment, offset, what }));
             }
-            for (id, branch) in created {
-                if let Err(what) = self.add_branch(id, branch) {
-                    return Ok(Some(Bad { segment, offset, what }));
-                }
+            if let Some(after) = branches {
+                self.branches = after;
             }
         }
     }
-}
-
-/// Branches that a ledger record creates.
-fn ledger_branches(header: &RecordHeader, body: &[u8]) -> std::result::Result<Vec<(BranchId, Branch)>, String> {
-    use crate::event::{Event, codec};
-    let mut out = Vec::new();
-    for (frame, _) in super::record::frames(header, body)? {
-        let event = codec::decode_facts(frame.header.kind, frame.header.version, frame.facts)
-            .map_err(|e| format!("ledger event {}: {e}", frame.header.seq))?;
-        if let Event::BranchCreated(e) = event {
-            out.push((e.branch, Branch { name: e.name, parent: e.parent, at: e.at, settings: e.settings }));
-        }
-    }
-    Ok(out)
 }

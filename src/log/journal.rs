@@ -3,9 +3,11 @@
 use super::blob::sync_dir;
 use super::error::{Error, Result};
 use super::head::{self, HeadFile, Watermark};
-use super::index::{self, Index, RecordRef, Segments};
+use super::index::{Index, RecordRef};
 use super::options::Faults;
+use super::packed;
 use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
+use super::segments::{self, Segments};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -41,14 +43,14 @@ fn create_segment(segments: &Segments, header: &SegmentHeader, dir: &Path, recor
         .and_then(|()| file.write_all_at(records, SEGMENT_HEADER as u64))
         .and_then(|()| file.sync_all())
         .map_err(Error::io("write", &path))?;
-    sync_dir(&index::folder(dir))?;
+    sync_dir(&segments::folder(dir))?;
     Ok(file)
 }
 
 impl Journal {
     /// Starts a journal in a folder that has none.
     pub(crate) fn create(dir: &Path, id: JournalId, segment_bytes: u64, faults: Faults) -> Result<Journal> {
-        let folder = index::folder(dir);
+        let folder = segments::folder(dir);
         std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
         sync_dir(dir)?;
         let segments = Segments::new(dir);
@@ -107,6 +109,9 @@ impl Journal {
         let (Some(id), Some(last)) = (index.journal, index.records().last().copied()) else {
             return Err(Error::nothing_in(dir));
         };
+        if segments.is_packed(index.segment) {
+            packed::unpack(dir, index.segment)?;
+        }
         let path = segments.path(index.segment);
         let file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;
         let mut head = HeadFile::open(dir)?;
@@ -295,11 +300,15 @@ impl Tail {
             std::fs::remove_file(&path).map_err(Error::io("remove", &path))?;
         }
         if self.len > mark.offset && mark.segment > 0 {
+            if segments.is_packed(mark.segment) {
+                // Without HEAD and behind a last segment that never became whole: nothing is torn in it.
+                packed::unpack(dir, mark.segment)?;
+            }
             let path = segments.path(mark.segment);
             let file = File::options().write(true).open(&path).map_err(Error::io("open", &path))?;
             file.set_len(mark.offset).and_then(|()| file.sync_all()).map_err(Error::io("cut", &path))?;
         }
-        sync_dir(&index::folder(dir))
+        sync_dir(&segments::folder(dir))
     }
 }
 

@@ -7,54 +7,58 @@ use super::error::{Error, Result};
 use super::options::Faults;
 use super::tail::{Backlog, Subscription, Tail};
 use super::ticket::{Ticket, slot};
-use super::{BranchId, EventAt, EventIter, EventStore, MAIN, Stamped};
+use super::{BranchId, EventIter, EventStore, MAIN, Stamped};
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta, codec, frame};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-#[derive(Debug, Default)]
+/// A branch, told the long way: what its history was after each event, written out in full.
+#[derive(Debug, Clone, Default)]
+struct Told {
+    /// History as of each seq, as places in [`State::events`]; what was shared at the fork is taken over.
+    views: BTreeMap<u64, Vec<usize>>,
+    /// Seq of the history as it stands; an undo sets it back.
+    head: u64,
+    deleted: bool,
+}
+
+impl Told {
+    fn last(&self) -> u64 {
+        self.views.keys().next_back().copied().unwrap_or(0)
+    }
+
+    fn view(&self, seq: u64) -> Vec<usize> {
+        self.views.get(&seq).cloned().unwrap_or_default()
+    }
+}
+
+#[derive(Debug)]
 struct State {
     /// In publication order.
     events: Vec<Arc<Stamped>>,
-    /// (parent, at) of each branch but main.
-    branches: BTreeMap<BranchId, EventAt>,
+    branches: BTreeMap<BranchId, Told>,
     faults: Faults,
     failed: Option<Error>,
 }
 
+impl Default for State {
+    fn default() -> State {
+        let branches = BTreeMap::from([(MAIN, Told::default())]);
+        State { events: Vec::new(), branches, faults: Faults::default(), failed: None }
+    }
+}
+
 impl State {
-    fn last(&self, branch: BranchId) -> Option<u64> {
-        let own = self.events.iter().rev().find(|e| e.branch == branch).map(|e| e.seq);
-        own.or_else(|| if branch == MAIN { Some(0) } else { self.branches.get(&branch).map(|(_, at)| *at) })
+    fn live(&self, branch: BranchId) -> Result<&Told> {
+        let found = self.branches.get(&branch).filter(|b| !b.deleted);
+        found.ok_or_else(|| Error::NoBranch { branch: branch.to_string() })
     }
 
-    /// Chain digest after event `seq` of a branch's history.
-    fn digest(&self, branch: BranchId, seq: u64) -> Digest {
-        let mut at = branch;
-        loop {
-            if let Some(e) = self.events.iter().rev().find(|e| e.branch == at && e.seq == seq) {
-                return e.digest;
-            }
-            let Some((parent, _)) = self.branches.get(&at) else { return Digest::ZERO };
-            at = *parent;
-        }
-    }
-
-    fn history(&self, branch: BranchId, from: u64) -> Option<Vec<Arc<Stamped>>> {
-        let mut last = self.last(branch)?;
-        let (mut at, mut out) = (branch, Vec::new());
-        loop {
-            let fork = self.branches.get(&at).copied();
-            let first = fork.map_or(1, |(_, at)| at + 1).max(from);
-            let own = self.events.iter().filter(|e| e.branch == at && (first..=last).contains(&e.seq));
-            out.extend(own.rev().cloned());
-            let Some((parent, shared)) = fork else { break };
-            last = last.min(shared);
-            at = parent;
-        }
-        out.reverse();
-        Some(out)
+    fn history(&self, branch: BranchId, from: u64) -> Result<Vec<Arc<Stamped>>> {
+        let told = self.live(branch)?;
+        let events = told.view(told.head).into_iter().map(|at| self.events[at].clone());
+        Ok(events.filter(|e| e.seq >= from).collect())
     }
 }
 
@@ -106,13 +110,47 @@ impl MemoryLog {
     /// [`Error::NoBranch`], [`Error::NoEvent`].
     pub fn create_branch(&self, parent: BranchId, at: u64) -> Result<BranchId> {
         let mut state = self.shared.lock();
-        let head = state.last(parent).ok_or_else(|| Error::NoBranch { branch: parent.to_string() })?;
-        if at == 0 || at > head {
-            return Err(Error::NoEvent { branch: parent, seq: at, head });
+        let told = state.live(parent)?;
+        if !told.views.contains_key(&at) {
+            return Err(Error::NoEvent { branch: parent, seq: at, head: told.last() });
         }
+        let views = told.views.range(..=at).map(|(seq, view)| (*seq, view.clone())).collect();
         let id = state.branches.keys().next_back().map_or(1, |last| last + 1);
-        state.branches.insert(id, (parent, at));
+        state.branches.insert(id, Told { views, head: at, deleted: false });
         Ok(id)
+    }
+
+    /// Takes a branch back; the same rules as [`super::Log::undo`].
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`], [`Error::NoEvent`].
+    pub fn undo(&self, branch: BranchId, to: u64) -> Result<()> {
+        let mut state = self.shared.lock();
+        let told = state.live(branch)?;
+        let head = told.head;
+        if !told.view(head).iter().any(|at| state.events[*at].seq == to) {
+            return Err(Error::NoEvent { branch, seq: to, head });
+        }
+        if let Some(told) = state.branches.get_mut(&branch) {
+            told.head = to;
+        }
+        Ok(())
+    }
+
+    /// Hides a branch; the same rules as [`super::Log::delete_branch`].
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`], [`Error::BranchName`].
+    pub fn delete_branch(&self, branch: BranchId) -> Result<()> {
+        let mut state = self.shared.lock();
+        state.live(branch)?;
+        if branch == MAIN {
+            return Err(Error::BranchName { name: "main".into(), why: "cannot be deleted" });
+        }
+        if let Some(told) = state.branches.get_mut(&branch) {
+            told.deleted = true;
+        }
+        Ok(())
     }
 
     /// A handle that writes to another branch of the same log.
@@ -120,7 +158,7 @@ impl MemoryLog {
     /// # Errors
     /// [`Error::NoBranch`].
     pub fn on_branch(&self, branch: BranchId) -> Result<MemoryLog> {
-        self.shared.lock().last(branch).ok_or_else(|| Error::NoBranch { branch: branch.to_string() })?;
+        self.shared.lock().live(branch)?;
         Ok(MemoryLog { shared: self.shared.clone(), tail: self.tail.clone(), branch })
     }
 }
@@ -140,8 +178,12 @@ impl EventStore for MemoryLog {
             slot.answer(Err(error.clone()));
             return Ok(Ticket(waiter));
         }
-        let last = state.last(self.branch).unwrap_or(0);
-        let prev = state.digest(self.branch, last);
+        let Some(told) = state.branches.get(&self.branch) else {
+            return Err(Error::NoBranch { branch: self.branch.to_string() });
+        };
+        let (last, head) = (told.last(), told.head);
+        // The chain runs on over what was undone.
+        let prev = told.view(last).last().map_or(Digest::ZERO, |at| state.events[*at].digest);
         let header = frame::Header {
             kind: encoded.kind as u16,
             version: encoded.version,
@@ -153,7 +195,14 @@ impl EventStore for MemoryLog {
         };
         let digest = frame::write(&mut Vec::new(), &header, &encoded.facts, &encoded.meta)?;
         let stamped = Arc::new(Stamped { seq: last + 1, branch: self.branch, event, meta, digest });
+        let place = state.events.len();
         state.events.push(stamped.clone());
+        if let Some(told) = state.branches.get_mut(&self.branch) {
+            let mut view = told.view(head);
+            view.push(place);
+            told.views.insert(last + 1, view);
+            told.head = last + 1;
+        }
         self.tail.publish([(stamped.clone(), 0)]);
         drop(state);
         slot.answer(Ok(stamped));
@@ -164,7 +213,7 @@ impl EventStore for MemoryLog {
         let state = self.shared.lock();
         match &state.failed {
             Some(error) => Err(error.clone()),
-            None => Ok(state.last(self.branch).unwrap_or(0)),
+            None => Ok(state.live(self.branch)?.head),
         }
     }
 
@@ -173,12 +222,11 @@ impl EventStore for MemoryLog {
     }
 
     fn head(&self) -> u64 {
-        self.shared.lock().last(self.branch).unwrap_or(0)
+        self.shared.lock().live(self.branch).map_or(0, |told| told.head)
     }
 
     fn read(&self, branch: BranchId, from: u64) -> Result<EventIter> {
-        let history = self.shared.lock().history(branch, from);
-        let history = history.ok_or_else(|| Error::NoBranch { branch: branch.to_string() })?;
+        let history = self.shared.lock().history(branch, from)?;
         Ok(Box::new(history.into_iter().map(|e| Ok((*e).clone()))))
     }
 

@@ -27,10 +27,13 @@
 //!
 //! # Branches
 //! Sequence numbers count a branch's *history* from 1: a branch forked at event 40 of its parent has 41 as its first
-//! own event and shares 1..=40. Branch facts stand on the [`LEDGER`], which is no branch of training: creating
-//! a branch changes nothing for its parent.
+//! own event and shares 1..=40. Branch facts (forks, undone stretches, deletions) stand on the [`LEDGER`], which is no
+//! branch of training: nothing is taken out of the journal, and no branch changes for another's sake.
 
 mod blob;
+mod branches;
+mod clone;
+mod collect;
 mod error;
 mod filler;
 mod head;
@@ -39,11 +42,13 @@ mod journal;
 mod lock;
 mod memory;
 mod options;
+mod packed;
 mod reader;
 mod rebuild;
 mod record;
 mod repair;
 mod salvage;
+mod segments;
 mod sled_store;
 pub mod snapshot;
 mod store;
@@ -56,9 +61,11 @@ mod ticket;
 mod verify;
 mod writer;
 
+pub use branches::{Branch, Span};
+pub use clone::link;
+pub use collect::Collect;
 pub use error::{Error, Result};
 pub use filler::SledStatus;
-pub use index::Branch;
 pub use lock::refuse_foreign;
 pub use memory::MemoryLog;
 pub use options::{Faults, Options};
@@ -70,7 +77,7 @@ pub(crate) use store::holds_events;
 pub use stream::{Streamed, export, import};
 pub use tail::Subscription;
 pub use ticket::Ticket;
-pub use verify::{Finding, Report, SledCheck, verify};
+pub use verify::{Finding, Report, SledCheck, Space, verify};
 
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta};

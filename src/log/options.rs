@@ -26,6 +26,10 @@ pub struct Options {
     pub ring_bytes: usize,
     /// Whether the sled copy is kept. Default true.
     pub sled: bool,
+    /// Whether closed segments and the groups of the sled copy are compressed, in the background. Default true.
+    pub compress: bool,
+    /// Copies of every blob file, 1 or 2. Default 1.
+    pub blob_copies: u32,
     /// Fault plan, for tests.
     #[doc(hidden)]
     pub faults: Faults,
@@ -44,6 +48,8 @@ impl Default for Options {
             ring_events: 4096,
             ring_bytes: 16 << 20,
             sled: true,
+            compress: true,
+            blob_copies: 1,
             faults: Faults::default(),
         }
     }

@@ -1,8 +1,11 @@
 //! Reading a run folder: no lock, nothing written, also while another process trains in it.
 
+use super::branches::{Branch, Branches, Span, owner};
 use super::error::{Error, Result};
-use super::index::{Branch, Index, RecordRef, Segments};
+use super::index::{Index, RecordRef};
+use super::packed;
 use super::record::{self, JournalId, RECORD_HEADER};
+use super::segments::Segments;
 use super::sled_store::SledStore;
 use super::{BranchId, LEDGER, MAIN, Stamped, blob, head};
 use crate::event::digest::{Digest, FactsDigest};
@@ -23,7 +26,7 @@ enum Source {
     /// The segments, as far as HEAD says they are durable.
     Journal { files: Segments, index: RwLock<Index> },
     /// All segments are gone: the sled copy answers.
-    Sled { store: SledStore, branches: BTreeMap<BranchId, Branch> },
+    Sled { store: SledStore, branches: Branches },
 }
 
 #[derive(Debug)]
@@ -107,7 +110,7 @@ impl Reader {
                 Ok((id, index.records().to_vec(), files))
             }
             Source::Sled { .. } => {
-                Err(Error::corrupt(&super::index::folder(&self.inner.dir), 0, "there are no segments"))
+                Err(Error::corrupt(&super::segments::folder(&self.inner.dir), 0, "there are no segments"))
             }
         }
     }
@@ -203,11 +206,16 @@ impl Reader {
         Ok(found)
     }
 
-    /// Branches other than main, by id.
+    /// Branches other than main that are not deleted, by id.
     pub fn branches(&self) -> BTreeMap<BranchId, Branch> {
-        match &self.inner.source {
-            Source::Sled { branches, .. } => branches.clone(),
-            Source::Journal { .. } => self.index().map_or_else(BTreeMap::new, |i| i.branches().clone()),
+        self.with_branches(Branches::live)
+    }
+
+    pub(crate) fn with_branches<T>(&self, f: impl FnOnce(&Branches) -> T) -> T {
+        match (&self.inner.source, self.index()) {
+            (Source::Sled { branches, .. }, _) => f(branches),
+            (Source::Journal { .. }, Some(index)) => f(index.branches()),
+            (Source::Journal { .. }, None) => f(&Branches::default()),
         }
     }
 
@@ -229,18 +237,30 @@ impl Reader {
         }
     }
 
-    /// Last durable seq of a branch's history; 0 when it is empty.
+    /// Last seq of a branch's history as it stands; 0 when it is empty. After an undo, the event it went back to.
     ///
     /// # Errors
     /// [`Error::NoBranch`]; sled.
     pub fn head(&self, branch: BranchId) -> Result<u64> {
+        if !self.with_branches(|b| b.is_live(branch)) {
+            return Err(Error::NoBranch { branch: branch.to_string() });
+        }
+        let last = self.last(branch)?;
+        Ok(self.with_branches(|b| b.head(branch, last)))
+    }
+
+    /// Seq of the last event ever written to a branch, undone or not: the next one has the seq after it.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`]; sled.
+    pub fn last(&self, branch: BranchId) -> Result<u64> {
         let none = || Error::NoBranch { branch: branch.to_string() };
         match &self.inner.source {
             Source::Journal { .. } => self.index().and_then(|i| i.last_seq(branch)).ok_or_else(none),
             Source::Sled { store, branches } => match store.last(branch)? {
+                _ if !branches.has(branch) => Err(none()),
                 Some(seq) => Ok(seq),
-                None if branch == MAIN || branch == LEDGER => Ok(0),
-                None => branches.get(&branch).map(|b| b.at).ok_or_else(none),
+                None => Ok(branches.base(branch)),
             },
         }
     }
@@ -249,24 +269,14 @@ impl Reader {
     ///
     /// # Errors
     /// [`Error::NoBranch`]; sled.
-    pub fn history(&self, branch: BranchId) -> Result<Vec<(BranchId, u64, u64)>> {
-        let none = || Error::NoBranch { branch: branch.to_string() };
-        match &self.inner.source {
-            Source::Journal { .. } => self.index().and_then(|i| i.history(branch)).ok_or_else(none),
-            Source::Sled { branches, .. } => {
-                let mut spans = Vec::new();
-                let (mut at, mut last) = (branch, self.head(branch)?);
-                while let Some(fork) = branches.get(&at) {
-                    spans.push((at, fork.at + 1, last));
-                    last = last.min(fork.at);
-                    at = fork.parent;
-                }
-                spans.push((at, 1, last));
-                spans.reverse();
-                spans.retain(|(_, first, last)| first <= last);
-                Ok(spans)
-            }
-        }
+    pub fn history(&self, branch: BranchId) -> Result<Vec<Span>> {
+        let head = self.head(branch)?;
+        Ok(self.view(branch, head))
+    }
+
+    /// The same as of event `seq` of it, also one that was undone later.
+    pub fn view(&self, branch: BranchId, seq: u64) -> Vec<Span> {
+        self.with_branches(|b| b.view(branch, seq))
     }
 
     /// Durable events of a branch's history with seq >= `from`, in order, up to its present head. Every record's
@@ -275,12 +285,29 @@ impl Reader {
     /// # Errors
     /// [`Error::NoBranch`].
     pub fn read(&self, branch: BranchId, from: u64) -> Result<Events> {
-        let mut spans: VecDeque<_> = self.history(branch)?.into();
+        Ok(self.read_view(self.history(branch)?, from))
+    }
+
+    /// The same for a branch as of event `upto`, also one that was undone later.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`], [`Error::NoEvent`].
+    pub fn read_as_of(&self, branch: BranchId, from: u64, upto: u64) -> Result<Events> {
+        self.head(branch)?;
+        let last = self.last(branch)?;
+        if upto > last {
+            return Err(Error::NoEvent { branch, seq: upto, head: last });
+        }
+        Ok(self.read_view(self.view(branch, upto), from))
+    }
+
+    fn read_view(&self, spans: Vec<Span>, from: u64) -> Events {
+        let mut spans: VecDeque<_> = spans.into();
         for span in &mut spans {
             span.1 = span.1.max(from);
         }
         spans.retain(|(_, first, last)| first <= last);
-        Ok(Events { reader: self.clone(), spans, ready: VecDeque::new(), digest: None, failed: false })
+        Events { reader: self.clone(), spans, ready: VecDeque::new(), last: None, failed: false }
     }
 
     /// Facts digest of a branch's history up to its present head.
@@ -295,23 +322,28 @@ impl Reader {
         Ok(facts.value())
     }
 
-    /// One event of a branch's history.
+    /// The branch whose own event `seq` of a branch is, undone or not.
+    fn owner(&self, branch: BranchId, seq: u64) -> Result<BranchId> {
+        let head = self.last(branch)?;
+        let owner = (seq <= head).then(|| owner(&self.view(branch, seq), seq)).flatten();
+        owner.ok_or(Error::NoEvent { branch, seq, head })
+    }
+
+    /// One event of a branch, also one that was undone.
     ///
     /// # Errors
     /// [`Error::NoBranch`], [`Error::NoEvent`], damage, I/O.
     pub fn event(&self, branch: BranchId, seq: u64) -> Result<Stamped> {
-        let head = self.head(branch)?;
-        let span = self.history(branch)?.into_iter().find(|(_, first, last)| (*first..=*last).contains(&seq));
-        let Some((owner, ..)) = span else { return Err(Error::NoEvent { branch, seq, head }) };
+        let owner = self.owner(branch, seq)?;
         let mut found = None;
         self.visit(owner, seq, seq, |frame, digest| {
             found = Some(self.stamp(&frame, digest)?);
             Ok(())
         })?;
-        found.ok_or(Error::NoEvent { branch, seq, head })
+        found.ok_or(Error::NoEvent { branch, seq, head: seq })
     }
 
-    /// Chain digest after event `seq` of a branch's history; zero for seq 0.
+    /// Chain digest after event `seq` of a branch, also one that was undone; zero for seq 0.
     ///
     /// # Errors
     /// As [`Reader::event`].
@@ -319,15 +351,25 @@ impl Reader {
         if seq == 0 {
             return Ok(Digest::ZERO);
         }
-        let head = self.head(branch)?;
-        let span = self.history(branch)?.into_iter().find(|(_, first, last)| (*first..=*last).contains(&seq));
-        let Some((owner, ..)) = span else { return Err(Error::NoEvent { branch, seq, head }) };
+        let owner = self.owner(branch, seq)?;
         let mut found = None;
         self.visit(owner, seq, seq, |_, digest| {
             found = Some(digest);
             Ok(())
         })?;
-        found.ok_or(Error::NoEvent { branch, seq, head })
+        found.ok_or(Error::NoEvent { branch, seq, head: seq })
+    }
+
+    /// Compresses the first closed segment that is not; returns its bytes before and after, `None` when there is none.
+    /// For the writer's process only.
+    pub(crate) fn pack_next(&self) -> Result<Option<(u64, u64)>> {
+        let Source::Journal { files, .. } = &self.inner.source else { return Ok(None) };
+        let Some(open) = self.index().map(|i| i.segment) else { return Ok(None) };
+        let next = files.list()?.into_iter().find(|n| *n < open && !files.is_packed(*n));
+        let Some(segment) = next else { return Ok(None) };
+        let bytes = packed::pack(&self.inner.dir, segment)?;
+        files.close(segment);
+        Ok(Some(bytes))
     }
 
     /// Events in journal order (all branches) from an ordinal on: at most `max_records` records.
@@ -388,7 +430,7 @@ impl Reader {
         match &self.inner.source {
             Source::Journal { .. } => {
                 let record = self.index().and_then(|i| i.locate(branch, first).copied());
-                let head = self.head(branch)?;
+                let head = self.last(branch)?;
                 let record = record.ok_or(Error::NoEvent { branch, seq: first, head })?;
                 let bytes = self.body(&record)?;
                 for (frame, digest) in self.check(&record, &bytes)? {
@@ -435,8 +477,8 @@ impl Reader {
     }
 }
 
-pub(crate) fn sled_branches(store: &SledStore) -> Result<BTreeMap<BranchId, Branch>> {
-    let mut out = BTreeMap::new();
+pub(crate) fn sled_branches(store: &SledStore) -> Result<Branches> {
+    let mut out = Branches::default();
     let mut from = 1;
     loop {
         let piece = store.range(LEDGER, from, u64::MAX, SLED_PIECE_BYTES)?;
@@ -445,11 +487,7 @@ pub(crate) fn sled_branches(store: &SledStore) -> Result<BTreeMap<BranchId, Bran
         for (seq, bytes) in piece {
             let bad = |what: String| Error::Sled { path: store.folder().to_path_buf(), what };
             let frame = frame::read(&bytes).map_err(|e| bad(format!("ledger event {seq}: {e}")))?;
-            let event = codec::decode_facts(frame.header.kind, frame.header.version, frame.facts)
-                .map_err(|source| Error::Codec { branch: LEDGER, seq, source })?;
-            if let Event::BranchCreated(e) = event {
-                out.insert(e.branch, Branch { name: e.name, parent: e.parent, at: e.at, settings: e.settings });
-            }
+            out.apply_frame(&frame).map_err(bad)?;
         }
     }
 }
@@ -460,23 +498,28 @@ pub struct Events {
     reader: Reader,
     spans: VecDeque<(BranchId, u64, u64)>,
     ready: VecDeque<Stamped>,
-    /// Digest of the last event given out or buffered.
-    digest: Option<Digest>,
+    /// Seq and digest of the last event given out or buffered.
+    last: Option<(u64, Digest)>,
     failed: bool,
 }
 
 impl Events {
     fn fill(&mut self) -> Result<()> {
         let Some((branch, first, last)) = self.spans.front().copied() else { return Ok(()) };
-        let (mut ready, mut previous) = (std::mem::take(&mut self.ready), self.digest);
-        let mut next = first;
+        let mut ready = std::mem::take(&mut self.ready);
         let reader = &self.reader;
+        let mut previous = match self.last {
+            // What was undone in between is linked to, though it is not read.
+            Some((seq, _)) if seq + 1 < first => Some((first - 1, reader.digest(branch, first - 1)?)),
+            last => last,
+        };
+        let mut next = first;
         reader.visit(branch, first, last, |frame, digest| {
-            if previous.is_some_and(|p| p != frame.header.prev) {
+            if previous.is_some_and(|(_, p)| p != frame.header.prev) {
                 let what = format!("event {branch}:{} does not link to the event before it", frame.header.seq);
                 return Err(Error::corrupt(reader.dir(), 0, what));
             }
-            previous = Some(digest);
+            previous = Some((frame.header.seq, digest));
             next = frame.header.seq + 1;
             ready.push_back(reader.stamp(&frame, digest)?);
             Ok(())
@@ -485,7 +528,7 @@ impl Events {
             return Err(Error::NoEvent { branch, seq: first, head: first - 1 });
         }
         self.ready = ready;
-        self.digest = previous;
+        self.last = previous;
         match self.spans.front_mut() {
             Some(span) if next <= last => span.1 = next,
             _ => {

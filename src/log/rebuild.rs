@@ -4,10 +4,10 @@
 
 use super::blob::sync_dir;
 use super::error::{Error, Result};
-use super::index;
 use super::journal::Journal;
 use super::options::Faults;
 use super::record::{self, JournalId, RecordHeader};
+use super::segments;
 use super::sled_store::SledStore;
 use super::survey::Survey;
 use super::{BranchId, EventAt, LEDGER, MAIN};
@@ -49,7 +49,8 @@ impl Rebuild {
     ) -> Result<Rebuild> {
         let mut all_forks = survey.forks.clone();
         if let Some(store) = &store {
-            all_forks.extend(super::reader::sled_branches(store)?.into_iter().map(|(id, b)| (id, (b.parent, b.at))));
+            let branches = super::reader::sled_branches(store)?;
+            all_forks.extend(branches.forks().iter().map(|(id, b)| (*id, (b.parent, b.at))));
         }
         let mut fork_points = BTreeMap::new();
         for &(parent, at) in all_forks.values() {
@@ -77,7 +78,7 @@ impl Rebuild {
     }
 
     fn unrepairable<T>(&self, what: String) -> Result<T> {
-        Err(Error::Unrepairable { path: index::folder(&self.dir), what })
+        Err(Error::Unrepairable { path: segments::folder(&self.dir), what })
     }
 
     /// Last seq of a branch so far and the digest there, if known.
@@ -200,6 +201,6 @@ impl Rebuild {
     /// Flushes what was built.
     pub(crate) fn finish(self) -> Result<()> {
         self.journal.sync()?;
-        sync_dir(&index::folder(&self.target))
+        sync_dir(&segments::folder(&self.target))
     }
 }

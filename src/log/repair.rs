@@ -8,16 +8,16 @@
 use super::blob::sync_dir;
 use super::error::{Error, Result};
 use super::filler;
-use super::index::{self, Segments};
 use super::journal::Journal;
 use super::lock::{FolderLock, is_run};
 use super::options::Faults;
 use super::rebuild::{Rebuild, SEGMENT_BYTES};
-use super::record::RECORD_HEADER;
+use super::record::{self, RECORD_HEADER};
+use super::segments::{self, Segments};
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, survey};
 use super::verify::{SledCheck, compare, whole_of};
-use super::{LEDGER, Reader, head, snapshot};
+use super::{LEDGER, Reader, blob, head, snapshot};
 use std::path::{Path, PathBuf};
 
 /// File that says that the journal beside is whole and flushed.
@@ -58,6 +58,7 @@ pub fn repair(dir: &Path) -> Result<Repair> {
         done.notes.push(format!("{} was removed ({why}): it is a cache", path.display()));
     }
     let survey = survey(dir)?;
+    mend_blobs(dir, &survey, &mut done)?;
     let path = SledStore::path(dir);
     let bad = match SledStore::open(&path).and_then(|store| compare(&store, &survey)) {
         Ok((SledCheck::Compared { behind: 0, .. }, None)) => None,
@@ -67,11 +68,26 @@ pub fn repair(dir: &Path) -> Result<Repair> {
         Err(e) => Some(e.to_string()),
     };
     if let Some(why) = bad {
-        filler::rebuild(&Reader::open(dir)?)?;
+        filler::rebuild(&Reader::open(dir)?, true)?;
         done.sled_rebuilt = true;
         done.notes.push(format!("the sled copy was rebuilt from the journal ({why})"));
     }
     Ok(done)
+}
+
+fn mend_blobs(dir: &Path, survey: &Survey, done: &mut Repair) -> Result<()> {
+    for record in whole_of(&survey.pieces) {
+        let at = record.offset + RECORD_HEADER as u64;
+        let body = survey.files.read(record.segment, at, record.header.body_len as usize)?;
+        for (frame, _) in record::frames(&record.header, &body).iter().flatten() {
+            let Some((digest, len)) = frame.blob() else { continue };
+            let mended = blob::mend(dir, &digest, len)?;
+            if mended > 0 {
+                done.notes.push(format!("payload {digest} was restored from its other copy"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Restores the journal of a folder whose segments are gone (the lock is held by the caller).
@@ -91,7 +107,7 @@ pub(crate) fn restore_lost_segments(dir: &Path, notes: &mut Vec<String>) -> Resu
 
 /// Ends a change of places that a crash interrupted.
 fn finish_interrupted(dir: &Path, notes: &mut Vec<String>) -> Result<()> {
-    let (new, journal) = (index::folder(&work(dir)), index::folder(dir));
+    let (new, journal) = (segments::folder(&work(dir)), segments::folder(dir));
     if !journal.exists() && new.is_dir() && work(dir).join(WHOLE).exists() {
         std::fs::rename(&new, &journal).map_err(Error::io("rename", &new))?;
         sync_dir(dir)?;
@@ -156,7 +172,7 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
     rebuild.fill_all()?;
     if let Some(mark) = survey.mark.filter(|m| m.events > rebuild.events) {
         let what = format!("of {} events, {} are in neither copy", mark.events, mark.events - rebuild.events);
-        return Err(Error::Unrepairable { path: index::folder(dir), what });
+        return Err(Error::Unrepairable { path: segments::folder(dir), what });
     }
     done.restored_events = rebuild.restored;
     rebuild.finish()?;
@@ -190,7 +206,7 @@ fn rewrite_head(dir: &Path, survey: &Survey, done: &mut Repair) -> Result<()> {
 }
 
 fn change_places(dir: &Path) -> Result<()> {
-    let (old, new) = (index::folder(dir), index::folder(&work(dir)));
+    let (old, new) = (segments::folder(dir), segments::folder(&work(dir)));
     let head = head::path(dir);
     match std::fs::remove_file(&head) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &head)(e)),

@@ -9,10 +9,11 @@ use super::lock::{FolderLock, is_run};
 use super::reader::sled_branches;
 use super::rebuild::Rebuild;
 use super::record::{self, RECORD_HEADER, RecordHeader};
+use super::segments;
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, Whole, survey};
 use super::verify::whole_of;
-use super::{BranchId, EventAt, LEDGER, MAIN, Reader, blob, index};
+use super::{BranchId, EventAt, LEDGER, MAIN, Reader, blob};
 use crate::event::digest::Digest;
 use crate::event::{BranchCreated, Event, codec, frame};
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,7 +90,7 @@ fn save(dir: &Path, out: &Path) -> Result<Salvage> {
     let id = survey.journal.or(position.map(|(id, _)| id)).ok_or_else(|| Error::nothing_in(dir))?;
     // A copy of another run, or one whose branches cannot be told, is no help.
     let store = store.filter(|s| position.is_some_and(|(owner, _)| owner == id) && sled_branches(s).is_ok());
-    let creations = creations(&survey, store.as_ref())?;
+    let (creations, others) = ledger(&survey, store.as_ref())?;
     let last = last_seen(&survey, store.as_ref());
     let (ended, blobs) = (BTreeMap::new(), BTreeSet::new());
     let mut saved = Saved { rebuild: Rebuild::new(dir, out, id, store, &survey)?, dir, out, creations, ended, blobs };
@@ -107,7 +108,10 @@ fn save(dir: &Path, out: &Path) -> Result<Salvage> {
     }
     if saved.rebuild.head(MAIN).0 == 0 {
         let what = saved.ended.remove(&MAIN).unwrap_or_else(|| "the first event is in neither copy".into());
-        return Err(Error::Unrepairable { path: index::folder(dir), what });
+        return Err(Error::Unrepairable { path: segments::folder(dir), what });
+    }
+    for fact in others {
+        saved.fact(fact)?;
     }
     let report = saved.report(&survey, &branches, &last);
     saved.rebuild.finish()?;
@@ -128,14 +132,27 @@ struct Creation {
     meta: Vec<u8>,
 }
 
-/// The creations that either copy still has.
-fn creations(survey: &Survey, store: Option<&SledStore>) -> Result<BTreeMap<BranchId, Creation>> {
-    let mut found = BTreeMap::new();
+/// Another event of the ledger.
+struct Fact {
+    event: Event,
+    header: frame::Header,
+    meta: Vec<u8>,
+}
+
+/// The events of the ledger that either copy still has: creations by branch, the others in order.
+fn ledger(survey: &Survey, store: Option<&SledStore>) -> Result<(BTreeMap<BranchId, Creation>, Vec<Fact>)> {
+    let (mut found, mut others) = (BTreeMap::new(), BTreeMap::new());
     let mut add = |frame: &frame::Frame| {
-        let event = codec::decode_facts(frame.header.kind, frame.header.version, frame.facts);
-        if let Ok(Event::BranchCreated(event)) = event {
-            let (facts, meta) = (frame.facts.to_vec(), frame.meta.to_vec());
-            found.entry(event.branch).or_insert(Creation { event, header: frame.header, facts, meta });
+        let header = frame.header;
+        match codec::decode_facts(header.kind, header.version, frame.facts) {
+            Ok(Event::BranchCreated(event)) => {
+                let (facts, meta) = (frame.facts.to_vec(), frame.meta.to_vec());
+                found.entry(event.branch).or_insert(Creation { event, header, facts, meta });
+            }
+            Ok(event) => {
+                others.entry(header.seq).or_insert(Fact { event, header, meta: frame.meta.to_vec() });
+            }
+            Err(_) => {}
         }
     };
     for record in whole_of(&survey.pieces).filter(|r| r.header.branch == LEDGER) {
@@ -148,7 +165,7 @@ fn creations(survey: &Survey, store: Option<&SledStore>) -> Result<BTreeMap<Bran
             frame::read(&bytes).iter().for_each(&mut add);
         }
     }
-    Ok(found)
+    Ok((found, others.into_values().collect()))
 }
 
 /// The highest seq of each branch that either copy shows to have existed.
@@ -201,15 +218,42 @@ impl Saved<'_> {
             self.end(branch, format!("event {at} of branch {parent}, where it was forked, is lost"));
             return Ok(false);
         }
-        // Creations that are lost leave no gap: the ledger of the new folder is numbered anew.
-        let Some(creation) = self.creations.get(&branch) else { return Ok(false) };
+        let Some(Creation { header, facts, meta, .. }) = self.creations.get(&branch) else { return Ok(false) };
+        let (header, facts, meta) = (*header, facts.clone(), meta.clone());
+        self.append_to_ledger(header, &facts, &meta)?;
+        Ok(true)
+    }
+
+    /// Events of the ledger that are lost leave no gap: the ledger of the new folder is numbered anew.
+    fn append_to_ledger(&mut self, header: frame::Header, facts: &[u8], meta: &[u8]) -> Result<()> {
         let (last, digest) = self.rebuild.head(LEDGER);
         let prev = digest.unwrap_or(Digest::ZERO);
         let mut body = Vec::new();
-        let header = frame::Header { seq: last + 1, prev, ..creation.header };
-        frame::write(&mut body, &header, &creation.facts, &creation.meta)?;
-        self.rebuild.append(&Rebuild::header(LEDGER, last + 1, 1, &body, prev), &body)?;
-        Ok(true)
+        frame::write(&mut body, &frame::Header { seq: last + 1, prev, ..header }, facts, meta)?;
+        self.rebuild.append(&Rebuild::header(LEDGER, last + 1, 1, &body, prev), &body)
+    }
+
+    /// Takes over what the ledger says beside creations, as far as it is about what was saved.
+    fn fact(&mut self, fact: Fact) -> Result<()> {
+        let mut event = fact.event;
+        let kept = |saved: &Self, branch| match branch == MAIN || saved.rebuild.forks.contains_key(&branch) {
+            true => saved.rebuild.head(branch).0,
+            false => 0,
+        };
+        let about = match &mut event {
+            Event::BranchUndone(undone) => {
+                // What was hidden may be saved in part.
+                undone.at = undone.at.min(kept(self, undone.branch));
+                undone.to < undone.at
+            }
+            Event::BranchDeleted(deleted) => kept(self, deleted.branch) > 0,
+            _ => true,
+        };
+        if !about {
+            return Ok(());
+        }
+        let header = frame::Header { version: codec::newest_version(event.kind()), ..fact.header };
+        self.append_to_ledger(header, &codec::facts_bytes(&event)?, &fact.meta)
     }
 
     /// Takes over a whole record, as far as its events are good.
@@ -288,7 +332,7 @@ impl Saved<'_> {
             return Ok(Err(format!("event {seq}: {error}")));
         }
         if let Some(payload) = payload {
-            self.blobs.insert(blob::write(self.out, &payload)?);
+            self.blobs.insert(blob::write(self.out, &payload, 1)?);
         }
         Ok(Ok(()))
     }

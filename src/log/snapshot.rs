@@ -21,6 +21,7 @@
 //! one costs time and nothing else.
 
 use super::blob::sync_dir;
+use super::branches::owner;
 use super::error::{Error, Result};
 use super::record::u64_le;
 use super::{BranchId, Reader};
@@ -145,12 +146,27 @@ pub fn newest(reader: &Reader, branch: BranchId, fold: &Digest, upto: u64) -> Op
     let mut found = list(reader.dir()).ok()?;
     found.retain(|(_, seq, _)| *seq <= upto);
     found.sort_by_key(|(_, seq, _)| std::cmp::Reverse(*seq));
+    let view = reader.view(branch, upto);
     found.into_iter().find_map(|(_, _, path)| {
         let (seq, chain, of, body) = read(&path).ok()?;
         // The chain digest decides, not the name: a fork shares the snapshots of its parent's history.
-        let fits = of == *fold && seq <= upto && reader.digest(branch, seq).is_ok_and(|digest| digest == chain);
+        let fits = of == *fold
+            && owner(&view, seq).is_some()
+            && reader.digest(branch, seq).is_ok_and(|digest| digest == chain);
         fits.then_some(Snapshot { seq, body })
     })
+}
+
+/// Every file of the folder; the branch of a snapshot, `None` for what a kill left.
+pub(crate) fn files(dir: &Path) -> Result<Vec<(Option<BranchId>, PathBuf)>> {
+    let named = list(dir)?;
+    let folder = folder(dir);
+    let entries = match std::fs::read_dir(&folder) {
+        Ok(entries) => entries.collect::<std::io::Result<Vec<_>>>().map_err(Error::io("list", &folder))?,
+        Err(_) => Vec::new(),
+    };
+    let branch = |path: &PathBuf| named.iter().find(|(.., p)| p == path).map(|(branch, ..)| *branch);
+    Ok(entries.into_iter().map(|e| (branch(&e.path()), e.path())).collect())
 }
 
 /// Snapshot files that are not as they were written, and why.

@@ -1,19 +1,21 @@
 //! The log of a run folder, opened for writing.
 
+use super::branches::owner;
 use super::error::{Error, Result};
 use super::filler::{Filler, SledStatus};
 use super::head;
-use super::index::{self, Index, Segments};
+use super::index::Index;
 use super::journal::Journal;
 use super::lock::{FolderLock, is_run, refuse_foreign};
 use super::options::Options;
 use super::record::journal_id;
 use super::repair;
+use super::segments::{self, Segments};
 use super::tail::{Subscription, Tail};
 use super::ticket::Ticket;
 use super::writer::Writer;
 use super::{BranchId, EventIter, EventStore, LEDGER, MAIN, Reader, sled_store::SledStore};
-use crate::event::{BranchCreated, Event, Meta, RunStarted};
+use crate::event::{BranchCreated, BranchDeleted, BranchUndone, Event, Meta, RunStarted};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,7 +49,7 @@ impl Log {
             let gone = Segments::new(dir).list()?.is_empty() && !SledStore::path(dir).is_dir();
             return Err(if gone { Error::nothing_in(dir) } else { Error::Exists { dir: dir.to_path_buf() } });
         }
-        for leftover in [index::folder(dir), SledStore::path(dir)] {
+        for leftover in [segments::folder(dir), SledStore::path(dir)] {
             match std::fs::remove_dir_all(&leftover) {
                 Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("remove", &leftover)(e)),
                 _ => {}
@@ -74,7 +76,7 @@ impl Log {
         repair::restore_lost_segments(dir, &mut notes)?;
         let (journal, index, recovered) = Journal::open(dir, options.segment_bytes, options.faults.clone())?;
         notes.extend(recovered);
-        if !index.has_branch(options.branch) || options.branch == LEDGER {
+        if !index.branches().is_live(options.branch) || options.branch == LEDGER {
             return Err(Error::NoBranch { branch: options.branch.to_string() });
         }
         Log::start(dir, lock, journal, index, notes, &options)
@@ -91,7 +93,8 @@ impl Log {
         let tail = Arc::new(Tail::new(index.events(), options.ring_events.max(1), options.ring_bytes));
         let reader = Reader::over(dir, Segments::new(dir), index);
         let writer = Writer::start(journal, reader.clone(), tail.clone(), options)?;
-        let filler = if options.sled { Some(Filler::start(reader.clone(), tail.clone())?) } else { None };
+        let filler =
+            if options.sled { Some(Filler::start(reader.clone(), tail.clone(), options.compress)?) } else { None };
         let branch = options.branch;
         Ok(Log { reader, tail, writer, filler, branch, notes, forking: Mutex::new(()), _lock: lock })
     }
@@ -120,14 +123,14 @@ impl Log {
         self.writer.append(self.reader.dir(), branch, event, meta)
     }
 
-    /// Creates a branch that shares events 1..=`at` of its parent's history; O(1). Durable on return.
+    /// Creates a branch that shares events 1..=`at` of its parent's history; O(1). Durable on return. `at` may be an
+    /// event that was undone: the fork goes on as if it had not been.
     ///
     /// # Errors
     /// [`Error::BranchName`] for a name that is empty, a number, `main`, or taken; [`Error::NoBranch`],
     /// [`Error::NoEvent`] when the parent has no durable event `at`; as [`Ticket::wait`].
     pub fn create_branch(&self, name: &str, parent: BranchId, at: u64, settings: &str, meta: Meta) -> Result<BranchId> {
         let _one_at_a_time = self.forking.lock().unwrap_or_else(PoisonError::into_inner);
-        let branches = self.reader.branches();
         let refuse = |why| Err(Error::BranchName { name: name.to_string(), why });
         if name.is_empty() || name == "main" {
             return refuse("is reserved");
@@ -135,20 +138,76 @@ impl Log {
         if name.chars().all(|c| c.is_ascii_digit()) || name.chars().any(char::is_control) {
             return refuse("must not be a number or hold control characters");
         }
-        if branches.values().any(|b| b.name == name) {
+        if self.reader.branches().values().any(|b| b.name == name) {
             return refuse("exists already");
         }
-        if parent == LEDGER {
-            return Err(Error::NoBranch { branch: parent.to_string() });
-        }
-        let head = self.reader.head(parent)?;
+        self.branch_of_training(parent)?;
+        let head = self.reader.last(parent)?;
         if at == 0 || at > head {
             return Err(Error::NoEvent { branch: parent, seq: at, head });
         }
-        let branch = branches.keys().next_back().map_or(1, |last| last + 1);
+        let branch = self.reader.with_branches(|b| b.forks().keys().next_back().map_or(1, |last| last + 1));
         let created = BranchCreated { name: name.to_string(), branch, parent, at, settings: settings.to_string() };
         self.append_to(LEDGER, created.into(), meta)?.wait()?;
         Ok(branch)
+    }
+
+    /// Takes a branch back to event `to` of its history: it goes on from there, and what came after is hidden from then
+    /// on. Appends one event and removes nothing: forks keep what they saw, and a fork at a hidden event brings it
+    /// back. Durable on return. Nothing else may append to the branch meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`]; [`Error::NoEvent`] when `to` is 0 or no event of the branch as it stands; as
+    /// [`Ticket::wait`].
+    pub fn undo(&self, branch: BranchId, to: u64, reason: &str, meta: Meta) -> Result<()> {
+        let _one_at_a_time = self.forking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.branch_of_training(branch)?;
+        self.writer.barrier(branch)?;
+        let (at, head) = (self.reader.last(branch)?, self.reader.head(branch)?);
+        if owner(&self.reader.history(branch)?, to).is_none() {
+            return Err(Error::NoEvent { branch, seq: to, head });
+        }
+        if to == head {
+            return Ok(());
+        }
+        self.append_to(LEDGER, BranchUndone { branch, to, at, reason: reason.to_string() }.into(), meta)?.wait()?;
+        Ok(())
+    }
+
+    /// Hides a branch. Its events stay for the branches forked from it, its number is not used again, its name is free.
+    ///
+    /// # Errors
+    /// [`Error::NoBranch`]; [`Error::BranchName`] for main and for the branch this log writes to; as [`Ticket::wait`].
+    pub fn delete_branch(&self, branch: BranchId, reason: &str, meta: Meta) -> Result<()> {
+        let _one_at_a_time = self.forking.lock().unwrap_or_else(PoisonError::into_inner);
+        self.branch_of_training(branch)?;
+        if branch == MAIN || branch == self.branch {
+            let why = if branch == MAIN { "cannot be deleted" } else { "is being written to" };
+            let name = self.reader.branches().get(&branch).map_or_else(|| "main".into(), |b| b.name.clone());
+            return Err(Error::BranchName { name, why });
+        }
+        self.append_to(LEDGER, BranchDeleted { branch, reason: reason.to_string() }.into(), meta)?.wait()?;
+        Ok(())
+    }
+
+    /// Compresses all closed segments; returns how many, and their bytes before and after.
+    ///
+    /// # Errors
+    /// Damage in a segment, I/O; what was compressed stays so.
+    pub fn pack(&self) -> Result<(u64, u64, u64)> {
+        let mut done = (0, 0, 0);
+        while let Some((before, after)) = self.reader.pack_next()? {
+            done = (done.0 + 1, done.1 + before, done.2 + after);
+        }
+        Ok(done)
+    }
+
+    /// Refuses what is no branch, or the ledger.
+    fn branch_of_training(&self, branch: BranchId) -> Result<()> {
+        match branch == LEDGER || self.reader.head(branch).is_err() {
+            true => Err(Error::NoBranch { branch: branch.to_string() }),
+            false => Ok(()),
+        }
     }
 
     /// Events from an ordinal of the journal on, then those that become durable.

@@ -17,12 +17,12 @@
 
 use super::blob;
 use super::error::{Error, Result};
-use super::index;
 use super::journal::Journal;
 use super::lock::is_run;
 use super::options::Faults;
 use super::rebuild::SEGMENT_BYTES;
 use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, u32_le, u64_le};
+use super::segments;
 use super::verify::verify;
 use super::{BranchId, Reader};
 use crate::event::digest::Digest;
@@ -220,7 +220,7 @@ fn take_in(input: &mut dyn Read, out: &Path, progress: &mut dyn FnMut(u64)) -> R
         let (kind, body, before) = source.entry()?;
         match kind {
             PAYLOAD => {
-                payloads.insert(blob::write(out, &body)?);
+                payloads.insert(blob::write(out, &body, 1)?);
                 source.done.blobs += 1;
             }
             RECORD => {
@@ -265,7 +265,7 @@ fn take_in(input: &mut dyn Read, out: &Path, progress: &mut dyn FnMut(u64)) -> R
     }
     journal.sync()?;
     drop(journal);
-    blob::sync_dir(&index::folder(out))?;
+    blob::sync_dir(&segments::folder(out))?;
     blob::sync_dir(out)?;
     let report = verify(out)?;
     match report.findings.first() {

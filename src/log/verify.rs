@@ -1,5 +1,6 @@
 //! `verify`: is every byte of a run what it was when it was acknowledged?
 
+use super::collect::size;
 use super::error::{Error, Result};
 use super::record::{self, RECORD_HEADER};
 use super::sled_store::SledStore;
@@ -61,8 +62,37 @@ impl std::fmt::Display for SledCheck {
     }
 }
 
+/// Bytes on disk, by what they are for.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
+pub struct Space {
+    /// Frames of all whole events, as they are written.
+    pub frames: u64,
+    /// Segment files.
+    pub journal: u64,
+    /// The sled copy.
+    pub sled: u64,
+    /// Payload files.
+    pub blobs: u64,
+    /// Snapshots and checkpoints: caches.
+    pub caches: u64,
+    /// What damage and repairs left.
+    pub quarantine: u64,
+    /// (journal + sled) / frames; 0 without events.
+    pub factor: f64,
+}
+
+impl Space {
+    fn of(dir: &Path, frames: u64) -> Space {
+        let of = |name: &str| size(&dir.join(name));
+        let (journal, sled) = (size(&super::segments::folder(dir)), size(&SledStore::path(dir)));
+        let factor = if frames == 0 { 0.0 } else { (journal + sled) as f64 / frames as f64 };
+        let caches = of("snapshots") + of("checkpoints");
+        Space { frames, journal, sled, blobs: of("blobs"), caches, quarantine: of("quarantine"), factor }
+    }
+}
+
 /// What `verify` found.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Report {
     /// Segment files.
     pub segments: u64,
@@ -70,8 +100,10 @@ pub struct Report {
     pub records: u64,
     /// Whole events of all branches.
     pub events: u64,
-    /// Bytes of segment files.
+    /// Bytes of the segments, as they are before they are compressed.
     pub bytes: u64,
+    /// Bytes on disk.
+    pub space: Space,
     /// Payload files that events refer to.
     pub blobs: u64,
     /// Bytes above the watermark: being written, or a torn tail that the next opening moves away.
@@ -122,7 +154,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
     }
     if survey.segments == 0 {
         let what = "there are no segments".to_string();
-        let path = super::index::folder(dir);
+        let path = super::segments::folder(dir);
         findings.push(Finding { path, offset: None, event: Some((MAIN, 1)), what, remedy: REPAIR });
     }
     let mut contents = Contents { facts: Some(FactsDigest::new()), blobs: BTreeSet::new(), findings: Vec::new() };
@@ -144,6 +176,7 @@ pub fn verify(dir: &Path) -> Result<Report> {
         records,
         events: survey.events,
         bytes: survey.bytes,
+        space: Space::of(dir, whole(&survey).map(|r| u64::from(r.header.body_len)).sum()),
         blobs: contents.blobs.len() as u64,
         unacknowledged_bytes: survey.unacknowledged,
         heads: survey.heads.iter().map(|(b, (seq, digest))| (*b, *seq, digest.to_string())).collect(),
@@ -185,6 +218,10 @@ impl Contents {
                 None => Ok(None),
                 Some((digest, len)) => {
                     self.blobs.insert(digest);
+                    for (path, what) in blob::damaged_copies(dir, &digest, len) {
+                        let event = Some((branch, seq));
+                        self.findings.push(Finding { path, offset: None, event, what, remedy: REPAIR });
+                    }
                     blob::read(dir, &digest, len).map(Some).map_err(|what| (blob::path(dir, &digest), what, RESTORE))
                 }
             };

@@ -5,7 +5,6 @@
 //! acknowledged. After the first failure everything waiting and everything later is refused.
 
 use super::error::{Error, Result};
-use super::index::Branch;
 use super::journal::Journal;
 use super::options::Options;
 use super::record::RecordHeader;
@@ -43,6 +42,7 @@ pub(crate) struct Writer {
     commands: Option<Sender<Command>>,
     thread: Option<JoinHandle<()>>,
     blob_bytes: usize,
+    blob_copies: u32,
 }
 
 impl std::fmt::Debug for Command {
@@ -69,7 +69,7 @@ impl Writer {
             .name("log-writer".into())
             .spawn(move || state.run(&queue))
             .map_err(Error::io("start the writer thread of", Path::new("the log")))?;
-        Ok(Writer { commands: Some(commands), thread: Some(thread), blob_bytes })
+        Ok(Writer { commands: Some(commands), thread: Some(thread), blob_bytes, blob_copies: options.blob_copies })
     }
 
     /// Serialises in the caller's thread and queues; blocks while the queue is full, and for the flush of a
@@ -78,7 +78,7 @@ impl Writer {
         let mut encoded = codec::encode(&event, &meta)?;
         let mut flags = 0;
         if encoded.facts.len() > self.blob_bytes {
-            let digest = blob::write(dir, &encoded.facts)?;
+            let digest = blob::write(dir, &encoded.facts, self.blob_copies)?;
             encoded.facts = frame::blob_ref(digest, encoded.facts.len() as u64).to_vec();
             flags = frame::FLAG_BLOB;
         }
@@ -232,7 +232,7 @@ impl Thread {
         let (last, prev) = match self.heads.get(&branch) {
             Some(head) => *head,
             None => {
-                let seq = self.reader.head(branch)?;
+                let seq = self.reader.last(branch)?;
                 (seq, self.reader.digest(branch, seq)?)
             }
         };
@@ -271,9 +271,8 @@ impl Thread {
             index.journal.get_or_insert(header.journal);
             index.push(segment, offset, header)?;
             for pending in stretch {
-                if let Event::BranchCreated(e) = &pending.event {
-                    let (name, settings) = (e.name.clone(), e.settings.clone());
-                    index.add_branch(e.branch, Branch { name, parent: e.parent, at: e.at, settings })?;
+                if pending.branch == LEDGER {
+                    index.apply(&pending.event)?;
                 }
             }
             Ok::<(), String>(())

@@ -117,7 +117,10 @@ impl Places {
             | Event::RunFinished(_)
             | Event::RunResumed(_)
             | Event::FailureNoted(_)
-            | Event::BranchCreated(_) => {}
+            | Event::BranchCreated(_)
+            | Event::BranchUndone(_)
+            | Event::BranchDeleted(_)
+            | Event::GarbageCollected(_) => {}
         }
     }
 }

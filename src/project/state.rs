@@ -326,7 +326,13 @@ impl State {
                 self.recorded.finished_step = self.recorded.finished_step.max(e.step);
             }
             Event::RunFinished(_) => self.recorded.run_finished = true,
-            Event::CheckpointSaved(_) | Event::RunResumed(_) | Event::FailureNoted(_) | Event::BranchCreated(_) => {}
+            Event::CheckpointSaved(_)
+            | Event::RunResumed(_)
+            | Event::FailureNoted(_)
+            | Event::BranchCreated(_)
+            | Event::BranchUndone(_)
+            | Event::BranchDeleted(_)
+            | Event::GarbageCollected(_) => {}
         }
     }
 

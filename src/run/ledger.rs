@@ -5,7 +5,9 @@ use super::policy::{Trainee, Update};
 use crate::config;
 use crate::event::digest::{Digest, FactKey, FactsDigest, fact_key};
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
-use crate::log::{BranchId, Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription, snapshot};
+use crate::log::{
+    BranchId, Collect, Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription, snapshot,
+};
 use crate::project::{State, fold_version};
 use crate::world::{Stopwatch, now_ms};
 use std::collections::{BTreeMap, HashMap};
@@ -150,6 +152,17 @@ impl Ledger {
         Ok(waited)
     }
 
+    /// Removes files that nothing needs any more and records it.
+    pub(super) fn remove(&self, also: Vec<(String, String)>) -> Result<(), RunError> {
+        self.log.collect(&Collect { also, ..Collect::default() }, meta(0))?;
+        Ok(())
+    }
+
+    /// Whether the folder has branches beside main.
+    pub(super) fn has_forks(&self) -> bool {
+        !self.log.reader().branches().is_empty()
+    }
+
     /// A recorded rollout, from disk.
     pub(super) fn rollout(&self, key: &RolloutKey) -> Result<Option<RolloutFinished>, RunError> {
         let Some(seq) = self.state.places.rollouts.get(key) else { return Ok(None) };
@@ -181,11 +194,8 @@ struct Kept {
 /// Those of reading the log.
 pub fn state_at(reader: &Reader, branch: BranchId, upto: u64) -> Result<State, RunError> {
     let (mut state, _) = folded(reader, branch, upto);
-    for stamped in reader.read(branch, state.last_seq.map_or(1, |seq| seq + 1))? {
+    for stamped in reader.read_as_of(branch, state.last_seq.map_or(1, |seq| seq + 1), upto)? {
         let stamped = stamped?;
-        if stamped.seq > upto {
-            break;
-        }
         state.apply(stamped.seq, &stamped.event, &stamped.meta);
     }
     Ok(state)
@@ -284,6 +294,8 @@ fn options(settings: &config::Log) -> Options {
         group_bytes: settings.group_commit_bytes as usize,
         group_wait_us: settings.group_commit_us,
         segment_bytes: u64::from(settings.segment_mib) << 20,
+        compress: settings.compress,
+        blob_copies: settings.blob_copies,
         ..Options::default()
     }
 }

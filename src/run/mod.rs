@@ -12,6 +12,7 @@ mod evolution;
 mod ledger;
 mod observe;
 pub mod policy;
+mod retention;
 mod sample;
 mod setup;
 mod summary;
@@ -21,6 +22,7 @@ pub use error::RunError;
 pub use evaluate::evaluate_split;
 pub use ledger::state_at;
 pub use observe::{Observer, Progress, Silent};
+pub use retention::superseded;
 pub use setup::{limits, open_environment, play_plan};
 pub use summary::{Summary, summarise};
 
@@ -35,6 +37,7 @@ use crate::event::{
 use crate::world::Stopwatch;
 use ledger::Ledger;
 use policy::{Trainee, Update};
+use retention::SUPERSEDED;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -278,12 +281,23 @@ impl Run {
         if self.ledger.state().places.checkpoints.contains_key(&version) {
             return Ok(());
         }
-        let path = format!("checkpoints/{version:06}");
+        // Two branches may have weights of the same version.
+        let path = format!("checkpoints/{version:06}-{:.8}", self.trainee.weights_hash()?);
         let watch = Stopwatch::start();
         let (weights_hash, optimizer_hash) = self.trainee.save(&self.dir.join(&path))?;
         self.clock.log(watch.micros());
         self.ledger.note(CheckpointSaved { step, version, path, weights_hash, optimizer_hash })?;
-        self.settle()
+        self.settle()?;
+        let keep = self.settings.run.keep_checkpoints;
+        if keep > 0 && !self.ledger.has_forks() {
+            let paths = self.ledger.state().places.checkpoints.values().rev().map(|saved| saved.path.clone());
+            let old = paths.skip(keep as usize).filter(|path| self.dir.join(path).exists());
+            let old: Vec<_> = old.map(|path| (path, SUPERSEDED.to_string())).collect();
+            if !old.is_empty() {
+                self.ledger.remove(old)?;
+            }
+        }
+        Ok(())
     }
 
     fn finish_step(&mut self, step: u32, observer: &mut dyn Observer) -> Result<(), RunError> {

@@ -1,9 +1,11 @@
 //! Tests of the log as a whole.
 
 mod basic;
+mod branches;
 mod crash;
 mod damage;
 mod model;
+mod packed;
 mod salvage;
 mod snapshot;
 mod stream;

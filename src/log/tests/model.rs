@@ -1,7 +1,19 @@
 //! The log on disk against the in-memory twin, under any sequence of operations.
 
 use super::*;
+use crate::log::{blob, snapshot};
 use proptest::prelude::*;
+
+const FOLD: Digest = Digest([7; 32]);
+
+/// An event whose payload is longer than what stays in the journal here.
+fn long(n: u32) -> Event {
+    FailureNoted { stage: "test".into(), message: format!("{n} ").repeat(1_000) }.into()
+}
+
+fn n_events(log: &Log) -> u64 {
+    log.reader().events()
+}
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -13,6 +25,22 @@ enum Op {
         parent: usize,
         at: u64,
     },
+    /// Back to an event of the branch as it stands, or to none (refused).
+    Undo {
+        branch: usize,
+        to: u64,
+    },
+    Delete {
+        branch: usize,
+    },
+    /// A cache of the branch as of its head: found again as long as the branch still sees that event.
+    Snapshot {
+        branch: usize,
+    },
+    /// Files that nothing needs are removed, and others that look like it are left.
+    Collect,
+    /// The closed segments are packed.
+    Pack,
     Barrier,
     Reopen,
     /// The last bytes of HEAD's progress are lost: recovery has to find whole records above the watermark.
@@ -21,8 +49,13 @@ enum Op {
 
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let op = prop_oneof![
-        6 => (0..4usize, any::<u16>()).prop_map(|(branch, n)| Op::Append { branch, n: n.into() }),
-        1 => (0..4usize, 1..30u64).prop_map(|(parent, at)| Op::Fork { parent, at }),
+        8 => (0..6usize, any::<u16>()).prop_map(|(branch, n)| Op::Append { branch, n: n.into() }),
+        2 => (0..6usize, 1..40u64).prop_map(|(parent, at)| Op::Fork { parent, at }),
+        2 => (0..6usize, 0..40u64).prop_map(|(branch, to)| Op::Undo { branch, to }),
+        1 => (0..6usize).prop_map(|branch| Op::Delete { branch }),
+        1 => (0..6usize).prop_map(|branch| Op::Snapshot { branch }),
+        1 => Just(Op::Collect),
+        1 => Just(Op::Pack),
         1 => Just(Op::Barrier),
         1 => Just(Op::Reopen),
         1 => Just(Op::Crash),
@@ -36,17 +69,23 @@ proptest! {
     #[test]
     fn disk_and_memory_tell_the_same_story(ops in ops()) {
         let dir = tempfile::tempdir().unwrap();
-        let options = Options { segment_bytes: 1_500, group_events: 3, group_wait_us: 0, ..without_sled() };
+        let options =
+            Options { segment_bytes: 1_500, group_events: 3, group_wait_us: 0, blob_bytes: 1_000, ..without_sled() };
         let mut log = Log::create(dir.path(), started(), samples::meta(), options.clone()).unwrap();
         let memory = MemoryLog::new();
         memory.append(started().into(), samples::meta()).unwrap();
-        let mut branches = vec![MAIN];
+        let (mut branches, mut with_files) = (vec![MAIN], false);
         for op in ops {
             match op {
                 Op::Append { branch, n } => {
                     let branch = branches[branch % branches.len()];
-                    log.append_to(branch, event(n), samples::meta()).unwrap();
-                    memory.on_branch(branch).unwrap().append(event(n), samples::meta()).unwrap();
+                    // Every seventh event's payload goes to a file.
+                    let event = if n % 7 == 0 { long(n) } else { event(n) };
+                    with_files |= n % 7 == 0;
+                    let done = log.append_to(branch, event.clone(), samples::meta());
+                    let twin = memory.on_branch(branch);
+                    prop_assert_eq!(done.is_ok(), twin.is_ok());
+                    twin.and_then(|twin| twin.append(event, samples::meta())).ok();
                 }
                 Op::Fork { parent, at } => {
                     log.barrier().unwrap();
@@ -56,6 +95,34 @@ proptest! {
                     let expected = memory.create_branch(parent, at);
                     prop_assert_eq!(made.as_ref().ok(), expected.as_ref().ok());
                     branches.extend(made);
+                }
+                Op::Undo { branch, to } => {
+                    log.barrier().unwrap();
+                    let branch = branches[branch % branches.len()];
+                    let done = log.undo(branch, to, "", samples::meta());
+                    prop_assert_eq!(done.is_ok(), memory.undo(branch, to).is_ok());
+                }
+                Op::Delete { branch } => {
+                    let branch = branches[branch % branches.len()];
+                    let done = log.delete_branch(branch, "", samples::meta());
+                    prop_assert_eq!(done.is_ok(), memory.delete_branch(branch).is_ok());
+                }
+                Op::Snapshot { branch } => {
+                    log.barrier().unwrap();
+                    let branch = branches[branch % branches.len()];
+                    let Ok(seq) = log.reader().head(branch) else { continue };
+                    let digest = log.reader().digest(branch, seq).unwrap();
+                    let body = format!("{branch} {seq} {digest}");
+                    snapshot::write(dir.path(), branch, seq, &digest, &FOLD, body.as_bytes()).unwrap();
+                }
+                Op::Collect => {
+                    let orphan = blob::write(dir.path(), &[n_events(&log) as u8; 2000], 1).unwrap();
+                    let removed = log.collect(&Collect { orphans: true, ..Collect::default() }, samples::meta()).unwrap();
+                    prop_assert!(removed.iter().any(|r| r.path.ends_with(&orphan.to_string())));
+                }
+                Op::Pack => {
+                    log.barrier().unwrap();
+                    log.pack().unwrap();
                 }
                 Op::Barrier => {
                     prop_assert_eq!(log.barrier().unwrap(), memory.head());
@@ -75,12 +142,32 @@ proptest! {
             }
         }
         log.barrier().unwrap();
+        let copy = dir.path().join("copy");
+        link(dir.path(), &copy).unwrap();
+        let linked = Reader::open(&copy).unwrap();
         for &branch in &branches {
+            let Ok(twin) = memory.read(branch, 1) else {
+                prop_assert!(log.read(branch, 1).is_err());
+                continue;
+            };
+            let twin: Vec<Stamped> = twin.map(|e| e.unwrap()).collect();
             let disk: Vec<Stamped> = log.read(branch, 1).unwrap().map(|e| e.unwrap()).collect();
-            let twin: Vec<Stamped> = memory.read(branch, 1).unwrap().map(|e| e.unwrap()).collect();
-            prop_assert_eq!(disk, twin);
+            // The twin has no payload files, which the digests of their events and of those behind show.
+            let told = |all: &[Stamped]| -> Vec<(u64, BranchId, Event)> {
+                all.iter().map(|e| (e.seq, e.branch, e.event.clone())).collect()
+            };
+            prop_assert_eq!(told(&disk), told(&twin));
+            prop_assert!(with_files || disk == twin);
+            let other: Vec<Stamped> = linked.read(branch, 1).unwrap().map(|e| e.unwrap()).collect();
+            prop_assert_eq!(&other, &disk);
+            // A snapshot is found only where the branch sees the event it was taken at.
+            if let Some(found) = snapshot::newest(log.reader(), branch, &FOLD, log.reader().head(branch).unwrap()) {
+                let at = disk.iter().find(|e| e.seq == found.seq).expect("an event of the history");
+                prop_assert!(String::from_utf8(found.body).unwrap().ends_with(&at.digest.to_string()));
+            }
         }
         drop(log);
+        std::fs::remove_dir_all(&copy).unwrap();
         prop_assert!(verify(dir.path()).unwrap().is_ok());
     }
 }

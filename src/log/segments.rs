@@ -1,0 +1,191 @@
+//! Segment files of a run folder, as their logical bytes: a closed one may be packed (see [`super::packed`]), which
+//! nothing above this file needs to know.
+
+use super::error::{Error, Result};
+use super::packed::Packed;
+use super::record::{RECORD_HEADER, SEGMENT_HEADER, SegmentHeader};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Files kept open at once.
+const MAX_OPEN: usize = 64;
+
+/// An open segment.
+#[derive(Debug)]
+enum Open {
+    Plain(File),
+    Packed(Packed),
+}
+
+/// Segment files of a run folder, opened once.
+#[derive(Debug)]
+pub struct Segments {
+    folder: PathBuf,
+    open: Mutex<BTreeMap<u64, Arc<Open>>>,
+    /// Damaged blocks of packed segments read as zeros, so that what is around them can be told.
+    lenient: bool,
+}
+
+/// Folder of the segments of a run.
+pub fn folder(dir: &Path) -> PathBuf {
+    dir.join("journal")
+}
+
+impl Segments {
+    /// Of a run folder; touches nothing.
+    pub fn new(dir: &Path) -> Segments {
+        Segments { folder: folder(dir), open: Mutex::new(BTreeMap::new()), lenient: false }
+    }
+
+    /// The same, for a survey of damage.
+    pub fn lenient(dir: &Path) -> Segments {
+        Segments { lenient: true, ..Segments::new(dir) }
+    }
+
+    /// Path of a segment that is not packed.
+    pub fn plain_path(&self, segment: u64) -> PathBuf {
+        self.folder.join(format!("{segment:012}.seg"))
+    }
+
+    /// Path of a packed segment.
+    pub fn packed_path(&self, segment: u64) -> PathBuf {
+        self.folder.join(format!("{segment:012}.segz"))
+    }
+
+    /// The file that holds a segment, or would.
+    pub fn path(&self, segment: u64) -> PathBuf {
+        let (plain, packed) = (self.plain_path(segment), self.packed_path(segment));
+        if !plain.exists() && packed.exists() { packed } else { plain }
+    }
+
+    /// Whether a segment is there in packed form only.
+    pub fn is_packed(&self, segment: u64) -> bool {
+        self.path(segment) == self.packed_path(segment)
+    }
+
+    fn open(&self, segment: u64) -> Result<Arc<Open>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = open.get(&segment) {
+            return Ok(file.clone());
+        }
+        // The plain file is removed only after the packed one has its name.
+        let path = self.plain_path(segment);
+        let file = match File::open(&path) {
+            Ok(file) => Open::Plain(file),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && self.packed_path(segment).exists() => {
+                Open::Packed(Packed::open(&self.packed_path(segment), self.lenient)?)
+            }
+            Err(e) => return Err(Error::io("open", &path)(e)),
+        };
+        let file = Arc::new(file);
+        if open.len() >= MAX_OPEN {
+            open.pop_first();
+        }
+        open.insert(segment, file.clone());
+        Ok(file)
+    }
+
+    /// Lets go of an open file; the next use finds what is there then.
+    pub fn close(&self, segment: u64) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(&segment);
+    }
+
+    /// Whether the list of record headers of a packed segment is as it was written; plain ones have none.
+    pub fn check_headers(&self, segment: u64) -> Result<()> {
+        match &*self.open(segment)? {
+            Open::Packed(packed) => packed.record_header(0).map(|_| ()),
+            Open::Plain(_) => Ok(()),
+        }
+    }
+
+    /// Numbers of the segments that exist, ascending.
+    pub fn list(&self) -> Result<Vec<u64>> {
+        let entries = match std::fs::read_dir(&self.folder) {
+            Ok(e) => e,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(Error::io("list", &self.folder)(e)),
+        };
+        let mut numbers = Vec::new();
+        for entry in entries {
+            let name = entry.map_err(Error::io("list", &self.folder))?.file_name();
+            let stem = name.to_str().and_then(|n| n.strip_suffix(".seg").or_else(|| n.strip_suffix(".segz")));
+            numbers.extend(stem.and_then(|n| n.parse::<u64>().ok()));
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        Ok(numbers)
+    }
+
+    /// Length of a segment, bytes, as it is or was before it was packed.
+    pub fn len(&self, segment: u64) -> Result<u64> {
+        match &*self.open(segment)? {
+            Open::Plain(file) => Ok(file.metadata().map_err(Error::io("stat", &self.plain_path(segment)))?.len()),
+            Open::Packed(packed) => Ok(packed.len()),
+        }
+    }
+
+    /// Bytes of a segment.
+    pub fn read(&self, segment: u64, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.read_into(segment, offset, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Fills `bytes` from a segment.
+    pub fn read_into(&self, segment: u64, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let short = |path: &Path, len: usize| {
+            Error::corrupt(path, offset, format!("the file ends inside the {len} bytes that belong here"))
+        };
+        match &*self.open(segment)? {
+            Open::Plain(file) => file.read_exact_at(bytes, offset).map_err(|e| {
+                let path = self.plain_path(segment);
+                if e.kind() == std::io::ErrorKind::UnexpectedEof {
+                    return short(&path, bytes.len());
+                }
+                Error::io("read", &path)(e)
+            }),
+            Open::Packed(packed) if offset + bytes.len() as u64 > packed.len() => {
+                Err(short(&self.packed_path(segment), bytes.len()))
+            }
+            Open::Packed(packed) => packed.read_into(offset, bytes),
+        }
+    }
+
+    /// Header of the record at an offset. Of a packed segment it comes from the list of all its headers: no block is
+    /// unpacked for it.
+    pub fn record_header(&self, segment: u64, offset: u64) -> Result<Vec<u8>> {
+        if let Open::Packed(packed) = &*self.open(segment)?
+            && let Some(header) = packed.record_header(offset)?
+        {
+            return Ok(header.to_vec());
+        }
+        self.read(segment, offset, RECORD_HEADER)
+    }
+
+    /// Lets go of what [`Segments::record_header`] keeps of a segment.
+    pub fn forget_headers(&self, segment: u64) {
+        if let Some(Open::Packed(packed)) =
+            self.open.lock().unwrap_or_else(PoisonError::into_inner).get(&segment).map(|open| &**open)
+        {
+            packed.forget_headers();
+        }
+    }
+
+    /// Header of a segment.
+    pub fn header(&self, segment: u64) -> Result<SegmentHeader> {
+        let mut bytes = [0; SEGMENT_HEADER];
+        match &*self.open(segment)? {
+            Open::Packed(packed) => bytes = *packed.segment_header(),
+            Open::Plain(_) => self.read_into(segment, 0, &mut bytes)?,
+        }
+        let header = SegmentHeader::decode(&bytes).map_err(|what| Error::corrupt(&self.path(segment), 0, what))?;
+        if header.segment != segment {
+            let what = format!("it says it is segment {}: the file was renamed", header.segment);
+            return Err(Error::corrupt(&self.path(segment), 0, what));
+        }
+        Ok(header)
+    }
+}
