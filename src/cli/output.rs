@@ -62,7 +62,8 @@ impl From<coevolve::log::Error> for Failure {
             | Error::Foreign { .. }
             | Error::Empty { .. }
             | Error::NoBranch { .. }
-            | Error::NoEvent { .. } => Failure::usage(error),
+            | Error::NoEvent { .. }
+            | Error::BranchName { .. } => Failure::usage(error),
             other => Failure::failed(other),
         }
     }

@@ -47,9 +47,9 @@ impl Rebuild {
         store: Option<SledStore>,
         survey: &Survey,
     ) -> Result<Rebuild> {
-        let mut all_forks = survey.forks.clone();
-        if let Some(store) = &store {
-            let branches = super::reader::sled_branches(store)?;
+        let mut all_forks: BTreeMap<BranchId, EventAt> = BTreeMap::new();
+        let sled = store.as_ref().map(super::reader::sled_branches).transpose()?;
+        for branches in [Some(&survey.branches), sled.as_ref()].into_iter().flatten() {
             all_forks.extend(branches.forks().iter().map(|(id, b)| (*id, (b.parent, b.at))));
         }
         let mut fork_points = BTreeMap::new();

@@ -1,5 +1,6 @@
 //! A walk over all segments that goes on behind damage: what is whole, and what is missing between.
 
+use super::branches::Branches;
 use super::error::{Error, Result};
 use super::head::{self, Watermark};
 use super::journal::next_record_after;
@@ -7,7 +8,6 @@ use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER
 use super::segments::Segments;
 use super::{BranchId, EventAt, LEDGER, MAIN};
 use crate::event::digest::Digest;
-use crate::event::{Event, codec};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -55,8 +55,8 @@ pub(crate) struct Survey {
     /// Last seq and digest of each branch's own events.
     pub heads: BTreeMap<BranchId, (u64, Digest)>,
     pub events: u64,
-    /// (parent, at) of each branch that a whole ledger event creates.
-    pub forks: BTreeMap<BranchId, EventAt>,
+    /// What the whole events of the ledger say about branches.
+    pub branches: Branches,
 }
 
 struct Walk {
@@ -107,7 +107,7 @@ pub(crate) fn survey(dir: &Path) -> Result<Survey> {
         unacknowledged: 0,
         heads: BTreeMap::new(),
         events: 0,
-        forks: BTreeMap::new(),
+        branches: Branches::default(),
     };
     let mut walk = Walk { survey, next_number: 1, open_hole: None };
     for (i, (number, _)) in starts.iter().enumerate() {
@@ -193,11 +193,8 @@ impl Walk {
         let last = frames.last().map_or(header.prev, |(_, digest)| *digest);
         if header.branch == LEDGER {
             for (frame, _) in &frames {
-                if let Ok(Event::BranchCreated(e)) =
-                    codec::decode_facts(frame.header.kind, frame.header.version, frame.facts)
-                {
-                    self.survey.forks.insert(e.branch, (e.parent, e.at));
-                }
+                // What does not fit follows something that is lost.
+                let _ = self.survey.branches.apply_frame(frame);
             }
         }
         if header.number < self.next_number {
@@ -218,8 +215,8 @@ impl Walk {
         if let Some((seq, digest)) = self.survey.heads.get(&branch) {
             return (seq + 1, Some(*digest));
         }
-        match self.survey.forks.get(&branch) {
-            Some((_, at)) => (at + 1, None),
+        match self.survey.branches.forks().get(&branch) {
+            Some(fork) => (fork.at + 1, None),
             None if branch == MAIN || branch == LEDGER => (1, Some(Digest::ZERO)),
             // Its creation is lost: whatever it begins with.
             None => (0, None),

@@ -1,5 +1,6 @@
 //! `verify`: is every byte of a run what it was when it was acknowledged?
 
+use super::branches::{Span, owner};
 use super::collect::size;
 use super::error::{Error, Result};
 use super::record::{self, RECORD_HEADER};
@@ -157,7 +158,10 @@ pub fn verify(dir: &Path) -> Result<Report> {
         let path = super::segments::folder(dir);
         findings.push(Finding { path, offset: None, event: Some((MAIN, 1)), what, remedy: REPAIR });
     }
-    let mut contents = Contents { facts: Some(FactsDigest::new()), blobs: BTreeSet::new(), findings: Vec::new() };
+    let last = survey.heads.get(&MAIN).map_or(0, |(seq, _)| *seq);
+    let history = survey.branches.view(MAIN, survey.branches.head(MAIN, last));
+    let facts = Some(FactsDigest::new());
+    let mut contents = Contents { facts, history, blobs: BTreeSet::new(), findings: Vec::new() };
     let mut records = 0;
     for record in whole(&survey) {
         records += 1;
@@ -202,6 +206,8 @@ pub(crate) fn whole_of(pieces: &[Piece]) -> impl Iterator<Item = &Whole> {
 struct Contents {
     /// `None` after an event of main that does not decode.
     facts: Option<FactsDigest>,
+    /// Events of main as it stands.
+    history: Vec<Span>,
     blobs: BTreeSet<Digest>,
     findings: Vec<Finding>,
 }
@@ -238,6 +244,7 @@ impl Contents {
             match decoded {
                 Ok(event) => {
                     if branch == MAIN
+                        && owner(&self.history, seq).is_some()
                         && let Some(facts) = &mut self.facts
                         && facts.add(&event).is_err()
                     {
