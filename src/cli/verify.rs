@@ -2,7 +2,7 @@
 
 use super::output::{Failure, json, line};
 use clap::Args;
-use coevolve::log::{repair, verify};
+use coevolve::run::{repair, verify};
 use std::path::PathBuf;
 
 /// Check a run folder.

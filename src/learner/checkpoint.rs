@@ -6,7 +6,8 @@
 //! |---|---|
 //! | `weights.safetensors` | trainable tensors (all, or the LoRA adapters) under Hugging Face / PEFT names, f32 |
 //! | `optimizer.bin` | [`AdamW::to_bytes`]: moments, step count, checksum |
-//! | `manifest.json` | format version, policy version, hashes of both; written last |
+//! | `manifest.json` | format version, policy version, hashes of both |
+//! | `B3SUMS` | BLAKE3 of the other files, as `b3sum --check` reads it; written last |
 //!
 //! Written beside its place under a temporary name, every file and the folder fsynced, then renamed, then
 //! the parent folder fsynced: a checkpoint is complete or absent. Saving and loading changes no bit, so a
@@ -18,7 +19,7 @@ use super::ops::lock;
 use super::step::Learner;
 use candle_core::{Device, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
@@ -28,6 +29,7 @@ const FORMAT_VERSION: u32 = 1;
 const WEIGHTS: &str = "weights.safetensors";
 const OPTIMIZER: &str = "optimizer.bin";
 const MANIFEST: &str = "manifest.json";
+const SUMS: &str = "B3SUMS";
 
 /// What a checkpoint holds.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -63,6 +65,34 @@ pub fn info(folder: &Path) -> Result<CheckpointInfo, LearnerError> {
     Ok(info)
 }
 
+/// Whether a checkpoint holds the files it was written with, byte for byte; needs no model.
+///
+/// # Errors
+/// [`LearnerError::Checkpoint`] naming what is missing, differs, or does not belong.
+pub fn check(folder: &Path) -> Result<(), LearnerError> {
+    let bad = |fault: String| Err(LearnerError::checkpoint(folder, fault));
+    let failed = |e: std::io::Error| LearnerError::checkpoint(folder, e);
+    let recorded = fs::read(folder.join(SUMS)).map_err(|e| LearnerError::checkpoint(&folder.join(SUMS), e))?;
+    let mut names = BTreeSet::from([SUMS.to_string()]);
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        names.insert(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+    }
+    names.remove(SUMS);
+    let mut sums = String::new();
+    for name in names {
+        let bytes = fs::read(folder.join(&name)).map_err(failed)?;
+        let line = format!("{}  {name}\n", blake3::hash(&bytes).to_hex());
+        if !recorded.split(|b| *b == b'\n').any(|l| l == line.trim_end().as_bytes()) {
+            return bad(format!("{name} does not have the hash that {SUMS} says"));
+        }
+        sums += &line;
+    }
+    match sums.as_bytes() == recorded {
+        true => Ok(()),
+        false => bad(format!("{SUMS} names other files than there are")),
+    }
+}
+
 impl Learner {
     /// Writes a checkpoint to `folder`, replacing an older one there.
     pub fn save(&self, folder: &Path) -> Result<CheckpointInfo, LearnerError> {
@@ -89,7 +119,7 @@ impl Learner {
             optimizer_hash: self.optimizer.hash(),
         };
         let manifest = serde_json::to_vec_pretty(&info).map_err(|e| LearnerError::checkpoint(folder, e))?;
-        replace_folder(folder, &[(WEIGHTS, &weights), (OPTIMIZER, &self.optimizer.to_bytes()), (MANIFEST, &manifest)])?;
+        write(folder, &[(WEIGHTS, &weights), (OPTIMIZER, &self.optimizer.to_bytes()), (MANIFEST, &manifest)])?;
         Ok(info)
     }
 
@@ -141,7 +171,18 @@ impl Learner {
     }
 }
 
-/// Makes `folder` hold exactly these files, durably. A crash leaves it complete (old or new) or absent.
+/// Makes `folder` hold exactly these files and their hashes, durably. A crash leaves it complete (old or new) or absent.
+///
+/// # Errors
+/// [`LearnerError::Checkpoint`].
+pub fn write(folder: &Path, files: &[(&str, &[u8])]) -> Result<(), LearnerError> {
+    let mut sums: Vec<(&str, String)> =
+        files.iter().map(|(name, bytes)| (*name, format!("{}  {name}\n", blake3::hash(bytes).to_hex()))).collect();
+    sums.sort();
+    let sums: String = sums.into_iter().map(|(_, line)| line).collect();
+    replace_folder(folder, &[files, &[(SUMS, sums.as_bytes())]].concat())
+}
+
 fn replace_folder(folder: &Path, files: &[(&str, &[u8])]) -> Result<(), LearnerError> {
     let fault = |path: &Path| {
         let path = path.to_path_buf();

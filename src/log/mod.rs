@@ -4,7 +4,7 @@
 //! ```text
 //! DIR/LOCK                 advisory lock of the one writer (names its holder)
 //! DIR/HEAD                 how far the journal is durable (followers read no further)
-//! DIR/journal/*.seg        segments of checksummed records, one record per group commit
+//! DIR/journal/*.seg        segments of checksummed records, one record per group commit (*.segz: compressed)
 //! DIR/blobs/ab/abcdef..    payloads over 64 KiB, named by their BLAKE3
 //! DIR/events.sled/         the same frames in sled, filled behind the acknowledgement
 //! DIR/snapshots/*.snap     folds as of an event: caches, see [`snapshot`]
@@ -15,7 +15,9 @@
 //! [`Ticket::wait`] and [`EventStore::barrier`] return, and [`Subscription`] gives an event out, only after the record
 //! that holds it was written and `fdatasync` returned (and the folder was flushed when the segment was created). Such an
 //! event survives a kill at any moment, and a power loss as far as the file system and the device keep what they
-//! promise. After a failed flush nothing more is acknowledged: the kernel may have dropped the pages,
+//! promise. A commit is written once `group_events` events or `group_bytes` bytes wait, or the oldest has
+//! waited `group_wait_us`, or a barrier asks; then it waits for one `pwrite` and one `fdatasync`, never for sled, HEAD,
+//! compression or a snapshot. After a failed flush nothing more is acknowledged: the kernel may have dropped the pages,
 //! so a later success would prove nothing. On reopening, whole records above the watermark are copied to a fresh,
 //! flushed segment; they may contain events whose acknowledgement the caller never saw.
 //!

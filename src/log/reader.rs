@@ -12,7 +12,7 @@ use crate::event::digest::{Digest, FactsDigest};
 use crate::event::{Event, codec, frame};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 /// Events are taken from sled in pieces of about this many bytes.
@@ -33,6 +33,8 @@ enum Source {
 struct Inner {
     dir: PathBuf,
     source: Source,
+    /// One thread at a time compresses.
+    packing: Mutex<()>,
 }
 
 /// A handle to the durable events of a run folder. Clones share it.
@@ -61,9 +63,8 @@ impl Reader {
             if store.last(MAIN)?.is_none() {
                 return Err(Error::nothing_in(dir));
             }
-            return Ok(Reader {
-                inner: Arc::new(Inner { dir: dir.to_path_buf(), source: Source::Sled { store, branches } }),
-            });
+            let source = Source::Sled { store, branches };
+            return Ok(Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source, packing: Mutex::new(()) }) });
         }
         let reader = Reader::over(dir, files, Index::default());
         reader.refresh()?;
@@ -105,7 +106,7 @@ impl Reader {
     pub(crate) fn journal(&self) -> Result<(JournalId, Vec<RecordRef>, &Segments)> {
         match &self.inner.source {
             Source::Journal { files, index } => {
-                let index = index.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let index = index.read().unwrap_or_else(PoisonError::into_inner);
                 let id = index.journal.ok_or_else(|| Error::nothing_in(&self.inner.dir))?;
                 Ok((id, index.records().to_vec(), files))
             }
@@ -118,7 +119,7 @@ impl Reader {
     /// Over an index that the caller keeps up to date (the writer).
     pub(crate) fn over(dir: &Path, files: Segments, index: Index) -> Reader {
         let source = Source::Journal { files, index: RwLock::new(index) };
-        Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source }) }
+        Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source, packing: Mutex::new(()) }) }
     }
 
     /// The run folder.
@@ -138,7 +139,7 @@ impl Reader {
     pub fn refresh(&self) -> Result<u64> {
         let Source::Journal { files, index } = &self.inner.source else { return Ok(self.events()) };
         let mark = head::read(&self.inner.dir)?;
-        let mut index = index.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(bad) = index.scan(files, mark.as_ref())?
             // Without a watermark what does not fit is taken for a record being written.
             && mark.is_some()
@@ -166,7 +167,7 @@ impl Reader {
 
     fn index(&self) -> Option<RwLockReadGuard<'_, Index>> {
         match &self.inner.source {
-            Source::Journal { index, .. } => Some(index.read().unwrap_or_else(std::sync::PoisonError::into_inner)),
+            Source::Journal { index, .. } => Some(index.read().unwrap_or_else(PoisonError::into_inner)),
             Source::Sled { .. } => None,
         }
     }
@@ -174,9 +175,7 @@ impl Reader {
     /// Changes the index (the writer, after a flush).
     pub(crate) fn with_index<T>(&self, f: impl FnOnce(&mut Index) -> T) -> Option<T> {
         match &self.inner.source {
-            Source::Journal { index, .. } => {
-                Some(f(&mut index.write().unwrap_or_else(std::sync::PoisonError::into_inner)))
-            }
+            Source::Journal { index, .. } => Some(f(&mut index.write().unwrap_or_else(PoisonError::into_inner))),
             Source::Sled { .. } => None,
         }
     }
@@ -364,6 +363,7 @@ impl Reader {
     /// For the writer's process only.
     pub(crate) fn pack_next(&self) -> Result<Option<(u64, u64)>> {
         let Source::Journal { files, .. } = &self.inner.source else { return Ok(None) };
+        let _one_at_a_time = self.inner.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = self.index().map(|i| i.segment) else { return Ok(None) };
         let next = files.list()?.into_iter().find(|n| *n < open && !files.is_packed(*n));
         let Some(segment) = next else { return Ok(None) };

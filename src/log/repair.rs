@@ -129,7 +129,7 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
         }
         let only_head = survey.blemishes.iter().all(|(path, ..)| *path == head::path(dir));
         if only_head {
-            return rewrite_head(dir, &survey, done);
+            return rewrite_head(dir, done);
         }
     }
     let path = SledStore::path(dir);
@@ -188,19 +188,17 @@ fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
     Ok(())
 }
 
-fn rewrite_head(dir: &Path, survey: &Survey, done: &mut Repair) -> Result<()> {
+fn rewrite_head(dir: &Path, done: &mut Repair) -> Result<()> {
     let path = head::path(dir);
-    if let Some(mark) = survey.mark {
-        let mut head = head::HeadFile::open(dir)?;
-        head.write(&mark)?;
-        head.write(&mark)?;
-    } else {
-        let (journal, ..) = Journal::open(dir, SEGMENT_BYTES, Faults::default())?;
-        drop(journal);
-        // The other slot may still hold the damage.
-        let mark = head::read(dir)?.ok_or_else(|| Error::corrupt(&path, 0, "HEAD cannot be rewritten"))?;
-        head::HeadFile::open(dir)?.write(&mark)?;
-    }
+    // The slot that is damaged may be the newer one: what stands above the other one's watermark was acknowledged.
+    let (journal, _, notes) = Journal::open(dir, SEGMENT_BYTES, Faults::default())?;
+    drop(journal);
+    done.notes.extend(notes);
+    // Both slots: one may still hold the damage.
+    let mark = head::read(dir)?.ok_or_else(|| Error::corrupt(&path, 0, "HEAD cannot be rewritten"))?;
+    let mut head = head::HeadFile::open(dir)?;
+    head.write(&mark)?;
+    head.write(&mark)?;
     done.notes.push("HEAD was rewritten".into());
     Ok(())
 }

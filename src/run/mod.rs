@@ -5,6 +5,7 @@
 //! done, with the same draws. The learner is rebuilt from the nearest checkpoint by recomputing the logged
 //! gradient steps.
 
+mod checkpoints;
 mod clock;
 mod error;
 mod evaluate;
@@ -12,17 +13,16 @@ mod evolution;
 mod ledger;
 mod observe;
 pub mod policy;
-mod retention;
 mod sample;
 mod setup;
 mod summary;
 
+pub use checkpoints::{repair, superseded, verify};
 pub use clock::{Clock, Seconds};
 pub use error::RunError;
 pub use evaluate::evaluate_split;
 pub use ledger::state_at;
 pub use observe::{Observer, Progress, Silent};
-pub use retention::superseded;
 pub use setup::{limits, open_environment, play_plan};
 pub use summary::{Summary, summarise};
 
@@ -35,9 +35,9 @@ use crate::event::{
     StepFinished, TaskAdmitted, TaskSpec,
 };
 use crate::world::Stopwatch;
+use checkpoints::SUPERSEDED;
 use ledger::Ledger;
 use policy::{Trainee, Update};
-use retention::SUPERSEDED;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

@@ -159,9 +159,7 @@ impl Trainee for Scripted {
     }
 
     fn save(&self, dir: &Path) -> Result<(String, String), RunError> {
-        let failed = |e: std::io::Error| RunError::Folder { dir: dir.to_path_buf(), message: e.to_string() };
-        std::fs::create_dir_all(dir).map_err(failed)?;
-        std::fs::write(dir.join("version"), self.version.to_string()).map_err(failed)?;
+        checkpoint::write(dir, &[("version", self.version.to_string().as_bytes())])?;
         Ok((self.weights_hash()?, String::new()))
     }
 

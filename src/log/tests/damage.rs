@@ -116,6 +116,12 @@ fn a_damaged_head_is_found_and_rewritten() {
         std::fs::write(&path, &bad).unwrap();
         let report = verify(dir.path()).unwrap();
         assert_eq!(report.findings.iter().map(|f| &f.path).collect::<Vec<_>>(), [&path], "byte {at}: {report:?}");
+        // Also where the damaged slot is the newer one: what it alone acknowledged is not given up.
+        let hurt = tempfile::tempdir().unwrap();
+        copy_tree(dir.path(), hurt.path());
+        repair(hurt.path()).unwrap();
+        assert_eq!(read_all(hurt.path(), MAIN), whole, "byte {at}");
+        assert!(verify(hurt.path()).unwrap().is_ok(), "byte {at}");
     }
     std::fs::remove_file(&path).unwrap();
     assert!(!verify(dir.path()).unwrap().is_ok());
