@@ -4,6 +4,7 @@ mod basic;
 mod crash;
 mod damage;
 mod model;
+mod newer;
 mod salvage;
 mod snapshot;
 mod stream;
