@@ -2,7 +2,7 @@
 
 use super::error::{Error, Result};
 use super::head::Watermark;
-use super::record::{JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
+use super::record::{JournalId, MAX_SEQ, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
 use super::{BranchId, LEDGER, MAIN};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -244,7 +244,8 @@ impl Index {
 
     /// Registers a branch (from its ledger event); the error says why it cannot be.
     pub fn add_branch(&mut self, id: BranchId, branch: Branch) -> std::result::Result<(), String> {
-        if self.has_branch(id) || !self.has_branch(branch.parent) || branch.parent == LEDGER {
+        let fits = self.has_branch(branch.parent) && branch.parent != LEDGER && branch.at <= MAX_SEQ;
+        if self.has_branch(id) || !fits {
             return Err(format!("branch {id} forked from {} does not fit the branches known", branch.parent));
         }
         self.branches.insert(id, branch);

@@ -39,6 +39,8 @@ mod journal;
 mod lock;
 mod memory;
 mod options;
+#[doc(hidden)]
+pub mod parsers;
 mod reader;
 mod rebuild;
 mod record;
