@@ -48,7 +48,10 @@ fn sources(folders: &[&str]) -> Vec<(String, String)> {
         entries.sort();
         for path in entries {
             if path.is_dir() {
-                walk(&path, out);
+                // Packages of their own may have been built in their folders.
+                if !path.ends_with("target") {
+                    walk(&path, out);
+                }
             } else if path.extension().is_some_and(|e| e == "rs") {
                 out.push(path);
             }

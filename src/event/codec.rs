@@ -82,6 +82,7 @@ pub struct Encoded {
     pub meta: Vec<u8>,
 }
 
+// `kind.into()`: the test of the recipe has a catalogue, and so a `Kind`, of its own.
 macro_rules! codec {
     ($($kind:ident: newest $newest:literal, $($version:literal => $frozen:ty),+;)*) => {
         /// The version that is written for a kind.
@@ -99,7 +100,7 @@ macro_rules! codec {
         pub fn facts_bytes(event: &Event) -> Result<Vec<u8>, Error> {
             match event {
                 $(Event::$kind(e) => rkyv::api::high::to_bytes_in::<Vec<u8>, rancor::Error>(e, Vec::new())
-                    .map_err(|e| Error::Encode { kind: Kind::$kind, why: e.to_string() }),)*
+                    .map_err(|e| Error::Encode { kind: Kind::$kind.into(), why: e.to_string() }),)*
             }
         }
 
@@ -112,15 +113,18 @@ macro_rules! codec {
             match (kind, version) {
                 $($((Kind::$kind, $version) => {
                     let old = rkyv::from_bytes::<$frozen, rancor::Error>(facts)
-                        .map_err(|e| Error::Malformed { kind, version, why: e.to_string() })?;
+                        .map_err(|e| Error::Malformed { kind: kind.into(), version, why: e.to_string() })?;
                     // The upcast: the identity for the newest version.
                     Ok(Event::$kind(old.into()))
                 })+)*
-                _ => Err(Error::UnknownVersion { kind, version, newest: newest_version(kind) }),
+                _ => Err(Error::UnknownVersion { kind: kind.into(), version, newest: newest_version(kind) }),
             }
         }
     };
 }
+
+#[cfg(test)]
+pub(super) use codec;
 
 codec! {
     RunStarted: newest 1, 1 => v1::RunStarted;

@@ -8,6 +8,8 @@ pub mod digest;
 pub mod frame;
 pub mod json;
 #[cfg(test)]
+mod recipe_tests;
+#[cfg(test)]
 pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
@@ -73,6 +75,9 @@ macro_rules! events {
         $(impl From<$kind> for Event { fn from(e: $kind) -> Event { Event::$kind(e) } })*
     };
 }
+
+#[cfg(test)]
+pub(crate) use events;
 
 events! {
     /// See [`v1::RunStarted`].

@@ -201,3 +201,8 @@ pub fn all() -> Vec<Event> {
         .into(),
     ]
 }
+
+/// What the golden bytes of an older version must have become: the event in today's struct, by hand.
+pub fn upcast(kind: Kind, version: u16) -> Event {
+    panic!("{kind:?} version {version} is older than the newest one: write here what its golden bytes are now")
+}

@@ -65,6 +65,8 @@ fn golden_bytes_are_read_back_to_their_values() {
             let sample = samples::all().into_iter().find(|e| e.kind() == kind).unwrap();
             assert_eq!(read, sample, "{kind:?}: the sample and the golden values differ");
             assert_eq!(codec::facts_bytes(&sample).unwrap(), bytes, "{kind:?}: the bytes written have changed");
+        } else {
+            assert_eq!(read, samples::upcast(kind, version), "{kind:?} version {version}");
         }
     }
     let bytes = std::fs::read(format!("{GOLDEN}/000-meta-v1.bin")).unwrap();
@@ -80,6 +82,8 @@ fn golden_folder_holds_nothing_else() {
             [bin, json]
         })
         .chain([format!("{GOLDEN}/000-meta-v1.bin"), format!("{GOLDEN}/000-meta-v1.json")])
+        // A whole run: tests/golden.rs.
+        .chain([format!("{GOLDEN}/run")])
         .collect();
     let found = std::fs::read_dir(GOLDEN)
         .unwrap()

@@ -5,6 +5,7 @@
 //! as of event `seq` is what its history was when that event was the newest: an undo counts for views of later
 //! events only, so a fork taken before an undo, or at an undone event, keeps what it saw.
 
+use super::record::MAX_SEQ;
 use super::{BranchId, LEDGER, MAIN};
 use crate::event::{Event, codec, frame};
 use std::collections::BTreeMap;
@@ -47,7 +48,7 @@ impl Branches {
     pub fn apply(&mut self, event: &Event) -> Result<(), String> {
         match event {
             Event::BranchCreated(e) => {
-                if self.has(e.branch) || !self.has(e.parent) || e.parent == LEDGER {
+                if self.has(e.branch) || !self.has(e.parent) || e.parent == LEDGER || e.at > MAX_SEQ {
                     return Err(format!(
                         "branch {} forked from {} does not fit the branches known",
                         e.branch, e.parent
@@ -58,7 +59,8 @@ impl Branches {
             }
             Event::BranchUndone(e) => {
                 let before = self.undone.get(&e.branch).and_then(|all| all.last());
-                if !self.has(e.branch) || e.branch == LEDGER || e.to >= e.at || before.is_some_and(|b| b.at > e.at) {
+                let ordered = e.to < e.at && e.at <= MAX_SEQ && before.is_none_or(|b| b.at <= e.at);
+                if !self.has(e.branch) || e.branch == LEDGER || !ordered {
                     return Err(format!("undoing branch {} from {} to {} does not fit", e.branch, e.at, e.to));
                 }
                 self.undone.entry(e.branch).or_default().push(Undo { to: e.to, at: e.at });

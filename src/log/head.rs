@@ -73,7 +73,12 @@ fn read_counted(dir: &Path) -> Result<Option<(u64, Watermark)>> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(Error::io("read", &path)(e)),
     };
-    Ok(bytes.chunks(SLOT).take(2).filter_map(decode).max_by_key(|(counter, _)| *counter))
+    Ok(newest(&bytes))
+}
+
+/// Counter and watermark of the whole slot with the larger counter.
+pub(super) fn newest(bytes: &[u8]) -> Option<(u64, Watermark)> {
+    bytes.chunks(SLOT).take(2).filter_map(decode).max_by_key(|(counter, _)| *counter)
 }
 
 /// The watermark of a run folder; `None` when HEAD is missing or neither slot is whole.

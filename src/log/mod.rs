@@ -45,6 +45,8 @@ mod lock;
 mod memory;
 mod options;
 mod packed;
+#[doc(hidden)]
+pub mod parsers;
 mod reader;
 mod rebuild;
 mod record;

@@ -34,6 +34,8 @@ pub const SEGMENT_HEADER: usize = 64;
 pub const RECORD_HEADER: usize = 104;
 /// Longest record body: one group commit never grows beyond it.
 pub const MAX_BODY: usize = 64 << 20;
+/// No event and no record has a number beyond this, so that sums of such numbers and of counts do not overflow.
+pub const MAX_SEQ: u64 = u64::MAX >> 8;
 /// Layout version of both.
 pub const FORMAT: u16 = 1;
 /// First bytes of a record.
@@ -177,6 +179,9 @@ impl RecordHeader {
         };
         if header.count == 0 || header.body_len as usize > MAX_BODY {
             return Err(format!("record of {} events and {} bytes", header.count, header.body_len));
+        }
+        if header.first_seq == 0 || header.first_seq > MAX_SEQ || header.number == 0 || header.number > MAX_SEQ {
+            return Err(format!("record {} of events from {} on", header.number, header.first_seq));
         }
         Ok(header)
     }

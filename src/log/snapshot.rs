@@ -118,7 +118,11 @@ pub fn write(dir: &Path, branch: BranchId, seq: u64, digest: &Digest, fold: &Dig
 
 /// What a file holds: (seq, chain digest, fold, body); the error says what is wrong with it.
 fn read(path: &Path) -> std::result::Result<(u64, Digest, Digest, Vec<u8>), String> {
-    let mut bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    decode(std::fs::read(path).map_err(|e| e.to_string())?)
+}
+
+/// As [`read`], of the file's bytes.
+pub(super) fn decode(mut bytes: Vec<u8>) -> std::result::Result<(u64, Digest, Digest, Vec<u8>), String> {
     if bytes.len() < HEADER || bytes[..4] != MAGIC {
         return Err("it is no snapshot".into());
     }

@@ -5,6 +5,7 @@ mod branches;
 mod crash;
 mod damage;
 mod model;
+mod newer;
 mod packed;
 mod salvage;
 mod snapshot;

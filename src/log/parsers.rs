@@ -1,0 +1,61 @@
+//! The parsers of the log's files on bytes in memory: for `tests/mutations.rs` and the fuzz targets.
+
+use super::record::{self, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
+use super::{head, snapshot};
+use crate::event::frame;
+
+/// A record: its number, the seq of its first event, its frames and its length in bytes.
+#[derive(Debug)]
+pub struct Record<'a> {
+    /// Number.
+    pub number: u64,
+    /// Branch of all its events.
+    pub branch: u32,
+    /// Seq of its first event.
+    pub first_seq: u64,
+    /// Its events.
+    pub frames: Vec<frame::Frame<'a>>,
+    /// Whole length, bytes.
+    pub len: usize,
+}
+
+/// Reads the record at the start of `bytes`; the error says what is wrong.
+pub fn record(bytes: &[u8]) -> Result<Record<'_>, String> {
+    let header = RecordHeader::decode(bytes)?;
+    let len = header.record_len() as usize;
+    let Some(body) = bytes.get(RECORD_HEADER..len) else {
+        return Err(format!("record of {len} bytes, {} are left", bytes.len()));
+    };
+    let read = record::frames(&header, body);
+    // What a damaged record is asked besides: where the damage begins.
+    let bad = record::first_bad_event(&header, body);
+    assert!((header.first_seq..header.first_seq + u64::from(header.count)).contains(&bad));
+    let frames = read?.into_iter().map(|(frame, _)| frame).collect();
+    Ok(Record { number: header.number, branch: header.branch, first_seq: header.first_seq, frames, len })
+}
+
+/// Reads a segment: its number and the records up to the first that is not whole, with what is wrong there.
+pub fn segment(bytes: &[u8]) -> Result<(u64, Vec<Record<'_>>, Option<String>), String> {
+    let header = SegmentHeader::decode(bytes)?;
+    let (mut records, mut at) = (Vec::new(), SEGMENT_HEADER);
+    while at < bytes.len() {
+        match record(&bytes[at..]) {
+            Ok(record) => {
+                at += record.len;
+                records.push(record);
+            }
+            Err(what) => return Ok((header.segment, records, Some(what))),
+        }
+    }
+    Ok((header.segment, records, None))
+}
+
+/// Reads HEAD: (segment, durable bytes of it, next record, events) of the newer whole slot.
+pub fn head(bytes: &[u8]) -> Option<(u64, u64, u64, u64)> {
+    head::newest(bytes).map(|(_, m)| (m.segment, m.offset, m.next_record, m.events))
+}
+
+/// Reads a snapshot file: seq and body; the error says what is wrong.
+pub fn snapshot(bytes: &[u8]) -> Result<(u64, Vec<u8>), String> {
+    snapshot::decode(bytes.to_vec()).map(|(seq, _, _, body)| (seq, body))
+}
