@@ -7,11 +7,13 @@ pub mod codec;
 pub mod digest;
 pub mod frame;
 pub mod json;
+pub mod order;
 #[cfg(test)]
 pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
 pub mod v1;
+pub mod view;
 
 pub use v1::*;
 
