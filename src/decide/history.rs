@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::signals::{Attempt, SOLVED, Tried, for_each_group};
+use super::signals::{Attempt, SOLVED, Tried, for_each_group, with_entry};
 
 /// History of one task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -74,19 +74,17 @@ impl ForgettingHistory {
     pub fn fold_ordered<A: Tried>(&mut self, n: usize, at: &impl Fn(usize) -> A) {
         for_each_group(n, at, |group| {
             let first = at(group.start);
-            if !self.tasks.contains_key(first.task()) {
-                self.tasks.insert(first.task().to_owned(), TaskHistory::default());
-            }
-            let Some(task) = self.tasks.get_mut(first.task()) else { return };
-            let scores = || group.clone().filter_map(|i| at(i).score());
-            let scored = scores().count();
-            task.attempts += group.len() as u64;
-            task.unscored += (group.len() - scored) as u64;
-            task.solved += scores().filter(|s| *s >= SOLVED).count() as u64;
-            task.last_step = Some(first.step());
-            if scored > 0 {
-                task.observe(first.step(), scores().sum::<f64>() / scored as f64);
-            }
+            with_entry(&mut self.tasks, first.task(), |task| {
+                let scores = || group.clone().filter_map(|i| at(i).score());
+                let scored = scores().count();
+                task.attempts += group.len() as u64;
+                task.unscored += (group.len() - scored) as u64;
+                task.solved += scores().filter(|s| *s >= SOLVED).count() as u64;
+                task.last_step = Some(first.step());
+                if scored > 0 {
+                    task.observe(first.step(), scores().sum::<f64>() / scored as f64);
+                }
+            });
         });
     }
 

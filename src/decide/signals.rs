@@ -190,7 +190,7 @@ pub trait Tried {
     fn calls(&self) -> impl Iterator<Item = &str>;
 
     /// Whether two rollouts belong to one group: same step, task and draw.
-    fn same_group(&self, other: &impl Tried) -> bool {
+    fn same_group(&self, other: &Self) -> bool {
         self.step() == other.step() && self.draw() == other.draw() && self.task() == other.task()
     }
 
@@ -465,47 +465,54 @@ impl SignalState {
         let above = scores.iter().filter(|s| **s > 0.5).count();
         let below = scores.iter().filter(|s| **s < 0.5).count();
         let first = at(group.start);
-        if !self.windows.contains_key(first.task()) {
-            self.windows.insert(first.task().to_owned(), VecDeque::new());
-        }
-        let Some(window) = self.windows.get_mut(first.task()) else { return };
-        before.clear();
-        before.extend(window.iter().copied());
-        for i in group {
-            let attempt = at(i);
-            let Some(score) = attempt.score() else { continue };
-            if config.forgetting && score < SOLVED {
-                let (old, new) = if config.include_group { window.as_slices() } else { (&before[..], &[][..]) };
-                let history = || old.iter().chain(new);
-                if let Some(solved) = history().rev().find(|p| p.score >= SOLVED) {
-                    looked_back_on.clear();
-                    looked_back_on.extend(history().map(|p| p.score));
-                    let last_solved_step = solved.step;
-                    raise(i, mean, Because::Forgetting { score, window: looked_back_on, last_solved_step });
+        let SignalState { windows, patterns, counted } = self;
+        with_entry(windows, first.task(), |window| {
+            before.clear();
+            before.extend(window.iter().copied());
+            for i in group {
+                let attempt = at(i);
+                let Some(score) = attempt.score() else { continue };
+                if config.forgetting && score < SOLVED {
+                    let (old, new) = if config.include_group { window.as_slices() } else { (&before[..], &[][..]) };
+                    let history = || old.iter().chain(new);
+                    if let Some(solved) = history().rev().find(|p| p.score >= SOLVED) {
+                        looked_back_on.clear();
+                        looked_back_on.extend(history().map(|p| p.score));
+                        let last_solved_step = solved.step;
+                        raise(i, mean, Because::Forgetting { score, window: looked_back_on, last_solved_step });
+                    }
+                }
+                if config.boundary && above > 0 && below > 0 {
+                    raise(i, mean, Because::Boundary { scores, mean, above, below });
+                }
+                pattern_key(attempt.calls(), config.pattern_length, pattern);
+                let count = patterns.count(pattern);
+                *counted += 1;
+                // c/N < theta/100 without the roundings of two divisions.
+                let rare = (count as f64) * 100.0 < config.theta * *counted as f64;
+                if config.rare && *counted >= config.n_min && count >= config.min_recurrence && rare {
+                    raise(i, mean, Because::Rare { pattern, count, total: *counted, theta: config.theta });
+                }
+                window.push_back(Past { step: attempt.step(), score });
+                while window.len() > config.window {
+                    window.pop_front();
                 }
             }
-            if config.boundary && above > 0 && below > 0 {
-                raise(i, mean, Because::Boundary { scores, mean, above, below });
-            }
-            pattern_key(attempt.calls(), config.pattern_length, pattern);
-            let count = self.patterns.count(pattern);
-            self.counted += 1;
-            // c/N < theta/100 without the roundings of two divisions.
-            let rare = (count as f64) * 100.0 < config.theta * self.counted as f64;
-            if config.rare && self.counted >= config.n_min && count >= config.min_recurrence && rare {
-                raise(i, mean, Because::Rare { pattern, count, total: self.counted, theta: config.theta });
-            }
-            window.push_back(Past { step: attempt.step(), score });
-            while window.len() > config.window {
-                window.pop_front();
-            }
-        }
+        });
     }
 
     /// Share of the task's window that was solved (score >= 0.5); `None` without a scored attempt.
     pub fn success_rate(&self, task: &str) -> Option<f64> {
         let window = self.windows.get(task).filter(|w| !w.is_empty())?;
         Some(window.iter().filter(|p| p.score >= SOLVED).count() as f64 / window.len() as f64)
+    }
+}
+
+/// Calls `f` with the entry of a text, made when missing; an owned key is made only then.
+pub(crate) fn with_entry<V: Default, R>(map: &mut BTreeMap<String, V>, key: &str, f: impl FnOnce(&mut V) -> R) -> R {
+    match map.get_mut(key) {
+        Some(value) => f(value),
+        None => f(map.entry(key.to_owned()).or_default()),
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::decide::signals::with_entry;
 use crate::event::view::Archived;
 use crate::event::{
     ArchivedDraftProposed, ArchivedEvolutionStarted, ArchivedExplorationStepTaken, ArchivedGradientStepTaken,
@@ -57,14 +58,6 @@ pub struct Lineage {
 }
 
 impl Lineage {
-    /// The node of a context, made when missing.
-    fn node(&mut self, context: &str) -> Option<&mut ContextNode> {
-        if !self.contexts.contains_key(context) {
-            self.contexts.insert(context.to_owned(), ContextNode::default());
-        }
-        self.contexts.get_mut(context)
-    }
-
     /// A round chose its contexts.
     pub fn start(&mut self, event: &ArchivedEvolutionStarted) {
         for context in event.contexts.iter() {
@@ -81,23 +74,18 @@ impl Lineage {
 
     /// A reflection was written.
     pub fn reflect(&mut self, event: &ArchivedReflectionWritten) {
-        if let Some(node) = self.node(&event.context) {
-            node.reflected = true;
-        }
+        with_entry(&mut self.contexts, &event.context, |node| node.reflected = true);
     }
 
     /// An exploration step was taken.
     pub fn explore(&mut self, event: &ArchivedExplorationStepTaken) {
-        if let Some(node) = self.node(&event.context) {
-            node.explored.insert((event.round.to_native(), event.step.to_native()));
-        }
+        let at = (event.round.to_native(), event.step.to_native());
+        with_entry(&mut self.contexts, &event.context, |node| node.explored.insert(at));
     }
 
     /// A draft was proposed.
     pub fn propose(&mut self, event: &ArchivedDraftProposed) {
-        if let Some(node) = self.node(&event.context) {
-            node.drafts.insert(event.draft.as_str().to_owned());
-        }
+        with_entry(&mut self.contexts, &event.context, |node| node.drafts.insert(event.draft.as_str().to_owned()));
     }
 
     /// An update was applied.
@@ -108,17 +96,13 @@ impl Lineage {
         for of_task in event.rollouts.chunk_by(|a, b| a.0.task == b.0.task) {
             let Some(first) = of_task.first() else { continue };
             let task = first.0.task.as_str();
-            if !self.trained.contains_key(task) {
-                self.trained.insert(task.to_owned(), Vec::new());
-            }
-            let Some(list) = self.trained.get_mut(task) else { continue };
             let rollouts = of_task.len() as u32;
-            match list.last_mut() {
+            with_entry(&mut self.trained, task, |list| match list.last_mut() {
                 Some(last) if (last.step, last.update, last.version_after) == (step, update, version_after) => {
                     last.rollouts += rollouts;
                 }
                 _ => list.push(TrainedBy { step, update, version_after, rollouts }),
-            }
+            });
         }
     }
 }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::series::Series;
+use crate::decide::signals::with_entry;
 use crate::event::CheckpointSaved;
 use crate::event::view::{Archived, EventRef};
 
@@ -66,14 +67,6 @@ pub struct Places {
     pub checkpoints: BTreeMap<u32, CheckpointSaved>,
 }
 
-/// The entry of a text, made when missing.
-fn entry<'a, V: Default>(map: &'a mut BTreeMap<String, V>, key: &str) -> Option<&'a mut V> {
-    if !map.contains_key(key) {
-        map.insert(key.to_owned(), V::default());
-    }
-    map.get_mut(key)
-}
-
 impl Places {
     /// Notes where an event is. A step's place is noted with [`Places::finish`].
     pub fn apply(&mut self, seq: u64, event: EventRef<'_>) {
@@ -96,29 +89,20 @@ impl Places {
                 self.rounds.entry(e.round.to_native()).or_insert(seq);
             }
             EventRef::ReflectionWritten(e) => {
-                if let Some(context) = entry(&mut self.contexts, &e.context) {
-                    context.reflection.get_or_insert(seq);
-                }
+                with_entry(&mut self.contexts, &e.context, |context| *context.reflection.get_or_insert(seq));
             }
             EventRef::ExplorationStepTaken(e) => {
-                if let Some(context) = entry(&mut self.contexts, &e.context) {
-                    context.exploration.entry((e.round.to_native(), e.step.to_native())).or_insert(seq);
-                }
+                let at = (e.round.to_native(), e.step.to_native());
+                with_entry(&mut self.contexts, &e.context, |context| *context.exploration.entry(at).or_insert(seq));
             }
             EventRef::DraftProposed(e) => {
-                if let Some(draft) = entry(&mut self.drafts, &e.draft) {
-                    draft.proposed.get_or_insert(seq);
-                }
+                with_entry(&mut self.drafts, &e.draft, |draft| *draft.proposed.get_or_insert(seq));
             }
             EventRef::DraftValidated(e) => {
-                if let Some(draft) = entry(&mut self.drafts, &e.draft) {
-                    draft.validated.get_or_insert(seq);
-                }
+                with_entry(&mut self.drafts, &e.draft, |draft| *draft.validated.get_or_insert(seq));
             }
             EventRef::DraftRejected(e) => {
-                if let Some(draft) = entry(&mut self.drafts, &e.draft) {
-                    draft.rejected.get_or_insert(seq);
-                }
+                with_entry(&mut self.drafts, &e.draft, |draft| *draft.rejected.get_or_insert(seq));
             }
             EventRef::CheckpointSaved(e) => {
                 self.checkpoints.insert(e.version.to_native(), e.native());

@@ -59,8 +59,8 @@ struct Entry {
     draw: u32,
     k: u32,
     policy_version: u32,
-    /// Task id, in `text`.
-    task: Span,
+    /// Place in `tasks`.
+    task: u32,
     /// Names of the tools called, in `calls`.
     calls: Span,
     /// The archive, in `bytes`.
@@ -74,15 +74,36 @@ struct Entry {
     sampled_tokens: u64,
 }
 
+/// A task of the step.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Task {
+    /// Its id, in `text`.
+    id: Span,
+    /// How many ids of the step are smaller.
+    rank: u32,
+}
+
 /// The finished rollouts of one step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rollouts {
     bytes: Vec<u8>,
     text: String,
     calls: Vec<Span>,
+    /// In the order in which they came. So that a rollout is found by comparing numbers.
+    tasks: Vec<Task>,
+    /// [`tail`] of each: most ids differ there.
+    tails: Vec<u64>,
     entries: Vec<Entry>,
     /// Places in `entries`, by canonical order of the keys.
     order: Vec<u32>,
+}
+
+/// The last eight bytes of an id.
+fn tail(id: &str) -> u64 {
+    let mut bytes = [0; 8];
+    let tail = &id.as_bytes()[id.len().saturating_sub(8)..];
+    bytes[..tail.len()].copy_from_slice(tail);
+    u64::from_le_bytes(bytes)
 }
 
 fn bit(kind: SignalKind) -> u8 {
@@ -94,8 +115,8 @@ impl Rollouts {
     pub fn insert(&mut self, facts: &[u8], e: &ArchivedRolloutFinished) -> bool {
         let key = &e.key;
         let (step, draw, k) = (key.step.to_native(), key.draw.to_native(), key.k.to_native());
-        let Err(place) = self.find(step, &key.task, draw, k) else { return false };
-        let task = Span::push_text(&mut self.text, &key.task);
+        let task = self.task(&key.task).unwrap_or_else(|| self.add_task(&key.task));
+        let Err(place) = self.find(step, task, draw, k) else { return false };
         let first_call = self.calls.len();
         for call in e.actions.iter().flat_map(|a| a.calls.iter()) {
             let name = Span::push_text(&mut self.text, &call.name);
@@ -120,18 +141,41 @@ impl Rollouts {
         true
     }
 
-    /// The place of a key, or where it would be.
-    fn find(&self, step: u32, task: &str, draw: u32, k: u32) -> Result<usize, usize> {
+    /// The place of a task in `tasks`.
+    fn task(&self, id: &str) -> Option<u32> {
+        let tail = tail(id);
+        let alike =
+            self.tails.iter().zip(&self.tasks).position(|(t, task)| *t == tail && task.id.of_text(&self.text) == id);
+        alike.map(|i| i as u32)
+    }
+
+    fn add_task(&mut self, id: &str) -> u32 {
+        let mut rank = 0;
+        for task in &mut self.tasks {
+            // The order of the rollouts that are there stays what it is.
+            match task.id.of_text(&self.text) < id {
+                true => rank += 1,
+                false => task.rank += 1,
+            }
+        }
+        self.tails.push(tail(id));
+        let id = Span::push_text(&mut self.text, id);
+        self.tasks.push(Task { id, rank });
+        self.tasks.len() as u32 - 1
+    }
+
+    /// The place of a rollout of a known task in canonical order, or where it would be.
+    fn find(&self, step: u32, task: u32, draw: u32, k: u32) -> Result<usize, usize> {
+        let wanted = (step, self.tasks[task as usize].rank, draw, k);
         self.order.binary_search_by(|i| {
             let e = &self.entries[*i as usize];
-            let by_task = || e.task.of_text(&self.text).cmp(task);
-            e.step.cmp(&step).then_with(by_task).then(e.draw.cmp(&draw)).then(e.k.cmp(&k))
+            (e.step, self.tasks[e.task as usize].rank, e.draw, e.k).cmp(&wanted)
         })
     }
 
     /// The place of a rollout in canonical order.
     pub fn place(&self, step: u32, task: &str, draw: u32, k: u32) -> Option<usize> {
-        self.find(step, task, draw, k).ok()
+        self.find(step, self.task(task)?, draw, k).ok()
     }
 
     /// Whether a rollout is there.
@@ -187,6 +231,8 @@ impl Rollouts {
         self.bytes.clear();
         self.text.clear();
         self.calls.clear();
+        self.tasks.clear();
+        self.tails.clear();
         self.entries.clear();
         self.order.clear();
     }
@@ -249,7 +295,7 @@ impl Tried for Finished<'_> {
         self.entry.step
     }
     fn task(&self) -> &str {
-        self.entry.task.of_text(&self.of.text)
+        self.of.tasks[self.entry.task as usize].id.of_text(&self.of.text)
     }
     fn draw(&self) -> u32 {
         self.entry.draw
@@ -262,6 +308,10 @@ impl Tried for Finished<'_> {
     }
     fn calls(&self) -> impl Iterator<Item = &str> {
         self.entry.calls.of_list(&self.of.calls).iter().map(|name| name.of_text(&self.of.text))
+    }
+    fn same_group(&self, other: &Self) -> bool {
+        let group = |e: &Entry| (e.step, e.task, e.draw);
+        group(self.entry) == group(other.entry)
     }
 }
 
