@@ -133,10 +133,10 @@ impl RecordedStep {
 
     /// Whether a signal is in the log.
     pub fn has_logged(&self, step: u32, task: &str, draw: u32, k: u32, kind: SignalKind) -> bool {
-        match self.rollouts.place(step, task, draw, k) {
-            Some(place) => self.rollouts.at(place).has_logged(kind),
-            None => self.strays.contains(&(RolloutKey { step, task: task.to_owned(), draw, k }, kind)),
-        }
+        let place = self.rollouts.place(step, task, draw, k);
+        // A signal may have come before its rollout.
+        let stray = || self.strays.contains(&(RolloutKey { step, task: task.to_owned(), draw, k }, kind));
+        place.is_some_and(|place| self.rollouts.at(place).has_logged(kind)) || (!self.strays.is_empty() && stray())
     }
 
     /// Notes that a signal is in the log; whether it follows from the rollouts.
