@@ -70,12 +70,7 @@ fn fold(dir: &Path) {
     let (steps, rounds) = (state.metrics.steps.len(), state.metrics.rounds.len());
     println!("{events} events, {steps} steps, {rounds} evolution rounds, |D| = {}", state.tasks.len());
     println!("open                     {:8.1} ms", opened * 1e3);
-    println!("fold                     {:8.3} s, {:.2} M events/s", folded, events as f64 / folded / 1e6);
-    println!(
-        "open and fold            {:8.3} s, {:.2} M events/s",
-        opened + folded,
-        events as f64 / (opened + folded) / 1e6
-    );
+    print("open and fold", events, opened + folded, cpu);
     let later = events - events / 2;
     println!("allocations, second half {allocations:8}, {:.4} per event", allocations as f64 / later as f64);
     println!("peak memory              {:8.1} MiB", peak_mib());

@@ -7,9 +7,8 @@
 //!   order their threads logged in. See [`FactsDigest`].
 
 use super::order::{push_text, push_u32};
-use super::v1::{ArchivedRolloutKey, ArchivedSignalKind};
 use super::view::{Archived, EventRef, View};
-use super::{Event, Kind, RolloutKey, RunStarted, SignalKind, codec};
+use super::{ArchivedRolloutKey, ArchivedSignalKind, Event, Kind, RolloutKey, RunStarted, SignalKind, codec};
 use std::fmt;
 
 /// 32 bytes of BLAKE3.

@@ -5,10 +5,6 @@
 //! makes one from a frame (an older version is brought to the newest first); [`View::access`] from facts that were
 //! just serialised. Archived numbers give their value with `to_native`, texts with `as_str`.
 
-use super::v1::{
-    ArchivedCheck, ArchivedContextSpec, ArchivedEndReason, ArchivedOrigin, ArchivedReward, ArchivedRolloutKey,
-    ArchivedSignalKind, ArchivedTaskSpec,
-};
 use super::*;
 use rkyv::api::high;
 use rkyv::rancor::{self, ResultExt};
