@@ -78,7 +78,7 @@ fn evaluate(config: &SignalsConfig, sorted: Vec<(Attempt, usize)>) -> Value {
     let mut attempts: Vec<Attempt> = Vec::with_capacity(sorted.len());
     for (mut attempt, index) in sorted {
         attempt.key.k = match attempts.last() {
-            Some(last) if (&*last).same_group(&&attempt) => last.key.k + 1,
+            Some(last) if last.same_group(&&attempt) => last.key.k + 1,
             _ => 0,
         };
         index_of.insert(attempt.key.clone(), index);

@@ -29,9 +29,13 @@ pub struct Swept<'a> {
     pub meta: Meta,
 }
 
-/// What a sweep uses again from record to record.
+/// Where a sweep is, and what it uses again from record to record.
 #[derive(Default)]
-struct Buffers {
+struct Position {
+    /// Sequence number of the next event to give out.
+    next: u64,
+    /// Chain digest of the last event of the record before.
+    chain: Option<Digest>,
     body: Vec<u8>,
     file: Option<(u64, Arc<File>)>,
     scratch: Vec<u8>,
@@ -78,73 +82,82 @@ impl Reader {
         upto: u64,
         mut f: impl FnMut(Swept<'_>) -> std::result::Result<ControlFlow<()>, E>,
     ) -> std::result::Result<(), E> {
-        let mut buffers = Buffers::default();
-        // Chain digest of the last event of the record before.
-        let mut chain: Option<Digest> = None;
+        let mut at = Position::default();
         for (owner, first, last) in self.history(branch)? {
-            let (mut next, last) = (first.max(from), last.min(upto));
-            while next <= last {
-                let Buffers { body, file, scratch } = &mut buffers;
-                let mut count = 0;
-                match self.segments() {
-                    Some(files) => {
-                        let record = self.record_of(owner, next)?;
-                        let bytes = read_body(files, &record, body, file)?;
-                        let mut frames = Frames { files, record: &record, rest: bytes, seq: record.header.first_seq };
-                        frames.check_link(chain.filter(|_| record.header.first_seq == next))?;
-                        while let Some(frame) = frames.next()? {
-                            let seq = frame.header.seq;
-                            if seq < next {
-                                continue;
-                            }
-                            if seq == last || seq == record.last_seq() {
-                                chain = Some(frame.chain());
-                            }
-                            if self.give(&frame, scratch, &mut f)?.is_break() {
-                                return Ok(());
-                            }
-                            count += 1;
-                            if seq == last {
-                                break;
-                            }
-                        }
-                    }
-                    // All segments are gone: the sled copy, whose frames are checked one by one.
-                    None => {
-                        let mut broken = None;
-                        let mut stopped = false;
-                        self.visit(owner, next, last, |frame, digest| {
-                            if chain.is_some_and(|c| c != frame.header.prev) {
-                                let what =
-                                    format!("event {owner}:{} does not link to the event before it", frame.header.seq);
-                                return Err(Error::corrupt(self.dir(), 0, what));
-                            }
-                            if stopped || broken.is_some() {
-                                return Ok(());
-                            }
-                            chain = Some(digest);
-                            count += 1;
-                            match self.give(&frame, scratch, &mut f) {
-                                Ok(flow) => stopped = flow.is_break(),
-                                Err(error) => broken = Some(error),
-                            }
-                            Ok(())
-                        })?;
-                        if let Some(error) = broken {
-                            return Err(error);
-                        }
-                        if stopped {
-                            return Ok(());
-                        }
-                    }
+            at.next = first.max(from);
+            let last = last.min(upto);
+            while at.next <= last {
+                let before = at.next;
+                let flow = match self.segments() {
+                    Some(files) => self.sweep_record(files, owner, last, &mut at, &mut f)?,
+                    None => self.sweep_sled(owner, last, &mut at, &mut f)?,
+                };
+                if flow.is_break() {
+                    return Ok(());
                 }
-                if count == 0 {
-                    return Err(Error::NoEvent { branch: owner, seq: next, head: next - 1 }.into());
+                if at.next == before {
+                    return Err(Error::NoEvent { branch: owner, seq: before, head: before - 1 }.into());
                 }
-                next += count;
             }
         }
         Ok(())
+    }
+
+    /// The events up to `last` of the record at hand.
+    fn sweep_record<E: From<Error>>(
+        &self,
+        files: &Segments,
+        owner: BranchId,
+        last: u64,
+        at: &mut Position,
+        f: &mut impl FnMut(Swept<'_>) -> std::result::Result<ControlFlow<()>, E>,
+    ) -> std::result::Result<ControlFlow<()>, E> {
+        let record = self.record_of(owner, at.next)?;
+        let rest = read_body(files, &record, &mut at.body, &mut at.file)?;
+        let mut frames = Frames { files, record: &record, rest, seq: record.header.first_seq };
+        frames.check_link(at.chain.filter(|_| record.header.first_seq == at.next))?;
+        while let Some(frame) = frames.next()? {
+            let seq = frame.header.seq;
+            if seq < at.next {
+                continue;
+            }
+            if seq == last || seq == record.last_seq() {
+                at.chain = Some(frame.chain());
+            }
+            at.next = seq + 1;
+            if self.give(&frame, &mut at.scratch, f)?.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if seq == last {
+                break;
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Some events up to `last` from the sled copy, when all segments are gone; its frames are checked one by one.
+    fn sweep_sled<E: From<Error>>(
+        &self,
+        owner: BranchId,
+        last: u64,
+        at: &mut Position,
+        f: &mut impl FnMut(Swept<'_>) -> std::result::Result<ControlFlow<()>, E>,
+    ) -> std::result::Result<ControlFlow<()>, E> {
+        let mut flow = Ok(ControlFlow::Continue(()));
+        self.visit(owner, at.next, last, |frame, digest| {
+            if !matches!(flow, Ok(ControlFlow::Continue(()))) {
+                return Ok(());
+            }
+            if at.chain.is_some_and(|chain| chain != frame.header.prev) {
+                let what = format!("event {owner}:{} does not link to the event before it", frame.header.seq);
+                return Err(Error::corrupt(self.dir(), 0, what));
+            }
+            at.chain = Some(digest);
+            at.next = frame.header.seq + 1;
+            flow = self.give(&frame, &mut at.scratch, f);
+            Ok(())
+        })?;
+        flow
     }
 
     /// Gives one event out.

@@ -193,7 +193,7 @@ impl Rollouts {
         self.order.is_empty()
     }
 
-    /// The rollout at a place below [`Rollouts::len`], in canonical order.
+    /// The rollout at a place in canonical order; a place is below [`Rollouts::len`].
     pub fn at(&self, place: usize) -> Finished<'_> {
         Finished { of: self, entry: &self.entries[self.order[place] as usize] }
     }

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::ops::Index;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -103,9 +102,10 @@ impl<K: Ord + Copy, V> Series<K, V> {
     }
 }
 
-impl<K: Ord + Copy, V> Index<&K> for Series<K, V> {
+/// As maps have it: tests name entries that are there.
+#[cfg(test)]
+impl<K: Ord + Copy, V> std::ops::Index<&K> for Series<K, V> {
     type Output = V;
-    /// Panics for a missing key, as maps do.
     fn index(&self, key: &K) -> &V {
         self.get(key).expect("no entry found for key")
     }
