@@ -24,11 +24,9 @@ pub struct Audit {
 impl Audit {
     /// Runs it.
     pub fn run(self) -> Result<(), Failure> {
-        let history = History::open(&self.dir, &self.branch)?;
+        let mut history = History::open(&self.dir, &self.branch)?;
         let state = history.state(None)?;
-        let mut fetch =
-            |seq: u64| history.reader.event(history.branch, seq).map(|s| s.event).map_err(|e| e.to_string());
-        let audit = audit(&state, &self.task, &mut fetch).map_err(|e| match e {
+        let audit = audit(&state, &self.task, &mut history).map_err(|e| match e {
             AuditError::Unknown { .. } => Failure::usage(e),
             AuditError::Fetch { .. } => Failure::failed(e),
         })?;

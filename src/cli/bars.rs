@@ -70,7 +70,7 @@ impl Observer for Bars {
                 let mut line = format!("step {step}/{of}  |D| {}", state.tasks.len());
                 if let Some(m) = state.metrics.steps.get(&step) {
                     line += &format!("  reward {}", m.mean_reward.map_or("-".into(), |r| format!("{r:.3}")));
-                    let signals: u32 = m.signals.values().sum();
+                    let signals = m.signals.total();
                     line += &format!("  signals {signals}");
                     if let (Some(kl), Some(entropy)) = (m.kl, m.entropy) {
                         line += &format!("  kl {kl:.4}  entropy {entropy:.3}");

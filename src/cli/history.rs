@@ -1,9 +1,10 @@
 //! Reading a run folder without disturbing it.
 
 use super::output::{Failure, note};
-use coevolve::event::Event;
+use coevolve::event::digest::FactKey;
+use coevolve::event::{Event, RolloutKey};
 use coevolve::log::{BranchId, Reader, Stamped};
-use coevolve::project::State;
+use coevolve::project::{Lookup, State};
 use coevolve::run::state_at;
 use std::path::Path;
 
@@ -50,6 +51,12 @@ impl History {
         Ok(state)
     }
 
+    /// Sequence number of a rollout.
+    pub fn rollout(&self, state: &State, key: RolloutKey) -> Result<Option<u64>, Failure> {
+        let Some((first, last)) = state.stretch(key.step) else { return Ok(None) };
+        Ok(self.reader.fact(self.branch, first, last, &FactKey::Rollout(key))?.map(|(seq, _)| seq))
+    }
+
     /// Sequence number of an event named by number, or of the end of a step (`step:12`).
     pub fn position(&self, at: &str) -> Result<u64, Failure> {
         // Also events that were undone: they are still there to be looked at.
@@ -68,5 +75,15 @@ impl History {
             Ok(seq) if (1..=head).contains(&seq) => Ok(seq),
             _ => Err(Failure::usage(format!("`{at}` names no event: write a number from 1 to {head}, or step:NUMBER"))),
         }
+    }
+}
+
+impl Lookup for History {
+    fn event(&mut self, seq: u64) -> Result<Event, String> {
+        self.reader.event(self.branch, seq).map(|s| s.event).map_err(|e| e.to_string())
+    }
+
+    fn fact(&mut self, first: u64, last: u64, key: &FactKey) -> Result<Option<(u64, Event)>, String> {
+        self.reader.fact(self.branch, first, last, key).map_err(|e| e.to_string())
     }
 }

@@ -35,16 +35,10 @@ impl Show {
                 let state = history.state(None)?;
                 let places = &state.places;
                 let draft = places.drafts.get(&self.id).and_then(|d| d.proposed);
-                rollout_key(&self.id)
-                    .and_then(|k| places.rollouts.get(&k).copied())
-                    .or(places.tasks.get(&self.id).copied())
-                    .or(draft)
-                    .ok_or_else(|| {
-                        Failure::usage(format!(
-                            "nothing in this run is called `{}`; see `coevolve show --help`",
-                            self.id
-                        ))
-                    })?
+                let rollout = rollout_key(&self.id).map(|key| history.rollout(&state, key)).transpose()?.flatten();
+                rollout.or(places.tasks.get(&self.id).copied()).or(draft).ok_or_else(|| {
+                    Failure::usage(format!("nothing in this run is called `{}`; see `coevolve show --help`", self.id))
+                })?
             }
         };
         let stamped = history.reader.event(history.branch, seq)?;
@@ -59,7 +53,7 @@ impl Show {
                 rollout(r)?;
                 let state = history.state(None)?;
                 let mut trained = false;
-                for ((step, update), seq) in state.places.updates.range((r.key.step, 0)..=(r.key.step, u32::MAX)) {
+                for ((step, update), seq) in state.places.updates.range((r.key.step, 0), (r.key.step, u32::MAX)) {
                     let Event::GradientStepTaken(g) = history.reader.event(history.branch, *seq)?.event else {
                         continue;
                     };

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use super::history::ForgettingHistory;
-use super::signals::{Attempt, SignalState, SignalsConfig};
+use super::signals::{Attempt, SignalState, SignalsConfig, Tried};
 use crate::event::RolloutKey;
 
 /// A case that cannot be used; says where and why.
@@ -78,7 +78,7 @@ fn evaluate(config: &SignalsConfig, sorted: Vec<(Attempt, usize)>) -> Value {
     let mut attempts: Vec<Attempt> = Vec::with_capacity(sorted.len());
     for (mut attempt, index) in sorted {
         attempt.key.k = match attempts.last() {
-            Some(last) if super::signals::same_group(&last.key, &attempt.key) => last.key.k + 1,
+            Some(last) if last.same_group(&&attempt) => last.key.k + 1,
             _ => 0,
         };
         index_of.insert(attempt.key.clone(), index);

@@ -50,22 +50,27 @@ pub struct Candidate {
     pub admitted_step: u32,
 }
 
+/// Epoch a task is in: whole units of virtual time that its visits have used up; `None` for one that is never drawn.
+pub fn task_epoch(weight: f64, planned: u64, base_epoch: u64) -> Option<u64> {
+    // A tiny weight could exceed u64; the cast saturates.
+    let drawable = weight.is_finite() && weight > 0.0;
+    drawable.then(|| base_epoch.saturating_add((planned as f64 / weight) as u64))
+}
+
 impl Candidate {
     fn drawable(&self) -> bool {
-        self.weight.is_finite() && self.weight > 0.0
+        self.epoch().is_some()
     }
 
-    /// Epoch this task is in: whole units of virtual time that its visits have used up.
-    fn epoch(&self) -> u64 {
-        // A tiny weight could exceed u64; the cast saturates.
-        self.base_epoch.saturating_add((self.planned as f64 / self.weight) as u64)
+    fn epoch(&self) -> Option<u64> {
+        task_epoch(self.weight, self.planned, self.base_epoch)
     }
 }
 
 /// Epoch of a training set: that of its least visited task; 0 when nothing can be drawn.
 /// What joins gets it as `base_epoch`.
 pub fn epoch<'a>(tasks: impl IntoIterator<Item = &'a Candidate>) -> u64 {
-    tasks.into_iter().filter(|t| t.drawable()).map(Candidate::epoch).min().unwrap_or(0)
+    tasks.into_iter().filter_map(Candidate::epoch).min().unwrap_or(0)
 }
 
 /// Next visit of a task in the queue; the heap gives the earliest first.

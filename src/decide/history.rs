@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::signals::{Attempt, SOLVED, same_group};
+use super::signals::{Attempt, SOLVED, Tried, for_each_group, with_entry};
 
 /// History of one task.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -66,18 +66,26 @@ impl ForgettingHistory {
     pub fn fold(&mut self, attempts: &[Attempt]) {
         let mut ordered: Vec<&Attempt> = attempts.iter().collect();
         ordered.sort_by(|a, b| a.key.cmp(&b.key));
-        for group in ordered.chunk_by(|a, b| same_group(&a.key, &b.key)) {
-            let Some(first) = group.first() else { continue };
-            let task = self.tasks.entry(first.key.task.clone()).or_default();
-            let scores: Vec<f64> = group.iter().filter_map(|a| a.score).filter(|s| s.is_finite()).collect();
-            task.attempts += group.len() as u64;
-            task.unscored += (group.len() - scores.len()) as u64;
-            task.solved += scores.iter().filter(|s| **s >= SOLVED).count() as u64;
-            task.last_step = Some(first.key.step);
-            if !scores.is_empty() {
-                task.observe(first.key.step, scores.iter().sum::<f64>() / scores.len() as f64);
-            }
-        }
+        self.fold_ordered(ordered.len(), &|i| ordered[i]);
+    }
+
+    /// As [`ForgettingHistory::fold`] for `n` rollouts that `at` gives in canonical order. Allocates only for tasks
+    /// that were never seen.
+    pub fn fold_ordered<A: Tried>(&mut self, n: usize, at: &impl Fn(usize) -> A) {
+        for_each_group(n, at, |group| {
+            let first = at(group.start);
+            with_entry(&mut self.tasks, first.task(), |task| {
+                let scores = || group.clone().filter_map(|i| at(i).score());
+                let scored = scores().count();
+                task.attempts += group.len() as u64;
+                task.unscored += (group.len() - scored) as u64;
+                task.solved += scores().filter(|s| *s >= SOLVED).count() as u64;
+                task.last_step = Some(first.step());
+                if scored > 0 {
+                    task.observe(first.step(), scores().sum::<f64>() / scored as f64);
+                }
+            });
+        });
     }
 
     /// History of one task.

@@ -6,10 +6,11 @@
 //! rollout finished first. Unscored rollouts raise nothing and enter no window and no count.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::event::{RolloutFinished, RolloutKey, SignalKind};
+use crate::event::{RolloutFinished, RolloutKey, SignalKind, order};
 
 /// Scores from this on count as solved, below as failed (forgetting, and the history of a task).
 pub const SOLVED: f64 = 0.5;
@@ -173,24 +174,130 @@ impl Attempt {
     }
 }
 
+/// A finished rollout as the folds look at it, wherever it lies. Handles are small and copied freely.
+pub trait Tried {
+    /// Training step.
+    fn step(&self) -> u32;
+    /// Task id.
+    fn task(&self) -> &str;
+    /// Which draw of the task within the step.
+    fn draw(&self) -> u32;
+    /// Index within the group.
+    fn k(&self) -> u32;
+    /// Score in [0, 1], finite; `None` = unscored.
+    fn score(&self) -> Option<f64>;
+    /// Names of the tools called, in order.
+    fn calls(&self) -> impl Iterator<Item = &str>;
+
+    /// Whether two rollouts belong to one group: same step, task and draw.
+    fn same_group(&self, other: &Self) -> bool {
+        self.step() == other.step() && self.draw() == other.draw() && self.task() == other.task()
+    }
+
+    /// Its key, owned.
+    fn key(&self) -> RolloutKey {
+        RolloutKey { step: self.step(), task: self.task().to_owned(), draw: self.draw(), k: self.k() }
+    }
+}
+
+impl Tried for &Attempt {
+    fn step(&self) -> u32 {
+        self.key.step
+    }
+    fn task(&self) -> &str {
+        &self.key.task
+    }
+    fn draw(&self) -> u32 {
+        self.key.draw
+    }
+    fn k(&self) -> u32 {
+        self.key.k
+    }
+    fn score(&self) -> Option<f64> {
+        self.score.filter(|s| s.is_finite())
+    }
+    fn calls(&self) -> impl Iterator<Item = &str> {
+        self.calls.iter().map(String::as_str)
+    }
+}
+
 /// The action pattern of a rollout: tool names, repeats in a row once, the first `length`;
 /// [`NO_CALLS`] without calls.
 pub fn pattern<S: AsRef<str>>(calls: &[S], length: usize) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for call in calls {
-        let name = call.as_ref();
-        if names.last().is_some_and(|last| last == name) {
+    let mut key = Vec::new();
+    pattern_key(calls.iter().map(AsRef::as_ref), length, &mut key);
+    order::texts(&key)
+}
+
+/// [`pattern`] as a key ([`order`]) in a buffer that is used again.
+fn pattern_key<'a>(calls: impl Iterator<Item = &'a str>, length: usize, key: &mut Vec<u8>) {
+    key.clear();
+    let (mut last, mut names) = (None, 0);
+    for name in calls {
+        if last == Some(name) {
             continue;
         }
-        if names.len() == length {
+        if names == length {
             break;
         }
-        names.push(name.to_owned());
+        order::push_text(key, name);
+        last = Some(name);
+        names += 1;
     }
-    if names.is_empty() {
-        names.push(NO_CALLS.to_owned());
+    if names == 0 {
+        order::push_text(key, NO_CALLS);
     }
-    names
+}
+
+/// How often each pattern was seen, c_p, in the order of the patterns as lists of names. In JSON a list of
+/// `[pattern, count]`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Patterns(BTreeMap<Vec<u8>, u64>);
+
+impl Patterns {
+    /// Count of a pattern; 0 for one never seen.
+    pub fn get<S: AsRef<str>>(&self, pattern: &[S]) -> u64 {
+        let mut key = Vec::new();
+        pattern.iter().for_each(|name| order::push_text(&mut key, name.as_ref()));
+        self.0.get(&key).copied().unwrap_or(0)
+    }
+
+    /// Patterns and counts, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (Vec<String>, u64)> {
+        self.0.iter().map(|(key, count)| (order::texts(key), *count))
+    }
+
+    /// Counts one more rollout; returns the new count.
+    fn count(&mut self, key: &[u8]) -> u64 {
+        match self.0.get_mut(key) {
+            Some(count) => {
+                *count += 1;
+                *count
+            }
+            None => {
+                self.0.insert(key.to_vec(), 1);
+                1
+            }
+        }
+    }
+}
+
+impl Serialize for Patterns {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Patterns, D::Error> {
+        let pairs = Vec::<(Vec<String>, u64)>::deserialize(from)?;
+        let key = |names: Vec<String>| {
+            let mut key = Vec::new();
+            names.iter().for_each(|name| order::push_text(&mut key, name));
+            key
+        };
+        Ok(Patterns(pairs.into_iter().map(|(names, count)| (key(names), count)).collect()))
+    }
 }
 
 /// A raised signal.
@@ -208,6 +315,81 @@ pub struct Raised {
     pub group_mean: f64,
 }
 
+/// The evidence of a signal, borrowed; it becomes JSON only where somebody asks for it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Because<'a> {
+    /// See [`SignalKind::Forgetting`].
+    Forgetting {
+        /// The rollout's score.
+        score: f64,
+        /// The scores looked back on, oldest first.
+        window: &'a [f64],
+        /// Step of the last solved one of them.
+        last_solved_step: u32,
+    },
+    /// See [`SignalKind::Boundary`].
+    Boundary {
+        /// Scores of the group's scored rollouts, by k.
+        scores: &'a [f64],
+        /// Their mean.
+        mean: f64,
+        /// How many are above 0.5.
+        above: usize,
+        /// How many are below 0.5.
+        below: usize,
+    },
+    /// See [`SignalKind::Rare`].
+    Rare {
+        /// The pattern, as texts of [`order`].
+        pattern: &'a [u8],
+        /// How often it was seen, c_p.
+        count: u64,
+        /// Counted rollouts, N.
+        total: u64,
+        /// The threshold, percent.
+        theta: f64,
+    },
+}
+
+impl Because<'_> {
+    /// Which signal it is the evidence of.
+    pub fn kind(&self) -> SignalKind {
+        match self {
+            Because::Forgetting { .. } => SignalKind::Forgetting,
+            Because::Boundary { .. } => SignalKind::Boundary,
+            Because::Rare { .. } => SignalKind::Rare,
+        }
+    }
+
+    /// As a JSON object (see [`SignalState::fold`]).
+    pub fn json(&self) -> serde_json::Value {
+        match *self {
+            Because::Forgetting { score, window, last_solved_step } => {
+                serde_json::json!({ "score": score, "window": window, "last_solved_step": last_solved_step })
+            }
+            Because::Boundary { scores, mean, above, below } => {
+                serde_json::json!({ "scores": scores, "mean": mean, "above": above, "below": below })
+            }
+            Because::Rare { pattern, count, total, theta } => serde_json::json!({
+                "pattern": order::texts(pattern),
+                "count": count,
+                "total": total,
+                "share": count as f64 * 100.0 / total as f64,
+                "theta": theta,
+            }),
+        }
+    }
+}
+
+/// Buffers that [`SignalState::fold_ordered`] uses again from call to call.
+#[derive(Debug, Clone, Default)]
+pub struct Scratch {
+    scores: Vec<f64>,
+    before: Vec<Past>,
+    window: Vec<f64>,
+    pattern: Vec<u8>,
+}
+
 /// A past score of a task.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Past {
@@ -223,8 +405,7 @@ pub struct SignalState {
     /// Per task its last scores, oldest first, at most `window`.
     pub windows: BTreeMap<String, VecDeque<Past>>,
     /// How often each pattern was seen, c_p.
-    #[serde(with = "crate::decide::pairs")]
-    pub patterns: BTreeMap<Vec<String>, u64>,
+    pub patterns: Patterns,
     /// Counted rollouts, N.
     pub counted: u64,
 }
@@ -237,71 +418,87 @@ impl SignalState {
     /// - boundary: `scores` (of the group's scored rollouts, by k), `mean`, `above`, `below` (0.5);
     /// - rare: `pattern`, `count` (c_p), `total` (N), `share` (percent), `theta` (percent).
     pub fn fold(&mut self, config: &SignalsConfig, attempts: &[Attempt]) -> Vec<Raised> {
-        let mut ordered: Vec<(&Attempt, f64)> =
-            attempts.iter().filter_map(|a| a.score.filter(|s| s.is_finite()).map(|s| (a, s))).collect();
+        let mut ordered: Vec<&Attempt> = attempts.iter().collect();
         // Stable: equal keys (which a log never holds) stay in the order given.
-        ordered.sort_by(|a, b| a.0.key.cmp(&b.0.key));
+        ordered.sort_by(|a, b| a.key.cmp(&b.key));
         let mut raised = Vec::new();
-        for group in ordered.chunk_by(|a, b| same_group(&a.0.key, &b.0.key)) {
-            self.fold_group(config, group, &mut raised);
-        }
+        self.fold_ordered(config, &mut Scratch::default(), ordered.len(), &|i| ordered[i], &mut |i, mean, because| {
+            raised.push(Raised {
+                key: ordered[i].key.clone(),
+                kind: because.kind(),
+                because: because.json(),
+                score: ordered[i].score.unwrap_or_default(),
+                group_mean: mean,
+            });
+        });
         raised
     }
 
-    fn fold_group(&mut self, config: &SignalsConfig, group: &[(&Attempt, f64)], raised: &mut Vec<Raised>) {
-        let Some((first, _)) = group.first() else { return };
-        let scores: Vec<f64> = group.iter().map(|(_, s)| *s).collect();
+    /// As [`SignalState::fold`] for `n` rollouts that `at` gives in canonical order. A raised signal is told to
+    /// `raise` as (place of the rollout, mean score of its group, evidence). Allocates only for what was never seen.
+    pub fn fold_ordered<A: Tried>(
+        &mut self,
+        config: &SignalsConfig,
+        scratch: &mut Scratch,
+        n: usize,
+        at: &impl Fn(usize) -> A,
+        raise: &mut impl FnMut(usize, f64, Because<'_>),
+    ) {
+        for_each_group(n, at, |group| self.fold_group(config, scratch, group, at, raise));
+    }
+
+    fn fold_group<A: Tried>(
+        &mut self,
+        config: &SignalsConfig,
+        scratch: &mut Scratch,
+        group: Range<usize>,
+        at: &impl Fn(usize) -> A,
+        raise: &mut impl FnMut(usize, f64, Because<'_>),
+    ) {
+        let Scratch { scores, before, window: looked_back_on, pattern } = scratch;
+        scores.clear();
+        scores.extend(group.clone().filter_map(|i| at(i).score()));
+        if scores.is_empty() {
+            return;
+        }
         let mean = scores.iter().sum::<f64>() / scores.len() as f64;
         let above = scores.iter().filter(|s| **s > 0.5).count();
         let below = scores.iter().filter(|s| **s < 0.5).count();
-        let window = self.windows.entry(first.key.task.clone()).or_default();
-        let before = window.clone();
-        for (attempt, score) in group {
-            let mut raise = |kind, because| {
-                raised.push(Raised { key: attempt.key.clone(), kind, because, score: *score, group_mean: mean });
-            };
-            let history = if config.include_group { &*window } else { &before };
-            let forgotten = *score < SOLVED;
-            let last_solved = history.iter().rev().find(|p| p.score >= SOLVED);
-            if let (true, true, Some(solved)) = (config.forgetting, forgotten, last_solved) {
-                raise(
-                    SignalKind::Forgetting,
-                    serde_json::json!({
-                        "score": score,
-                        "window": history.iter().map(|p| p.score).collect::<Vec<_>>(),
-                        "last_solved_step": solved.step,
-                    }),
-                );
+        let first = at(group.start);
+        let SignalState { windows, patterns, counted } = self;
+        with_entry(windows, first.task(), |window| {
+            before.clear();
+            before.extend(window.iter().copied());
+            for i in group {
+                let attempt = at(i);
+                let Some(score) = attempt.score() else { continue };
+                if config.forgetting && score < SOLVED {
+                    let (old, new) = if config.include_group { window.as_slices() } else { (&before[..], &[][..]) };
+                    let history = || old.iter().chain(new);
+                    if let Some(solved) = history().rev().find(|p| p.score >= SOLVED) {
+                        looked_back_on.clear();
+                        looked_back_on.extend(history().map(|p| p.score));
+                        let last_solved_step = solved.step;
+                        raise(i, mean, Because::Forgetting { score, window: looked_back_on, last_solved_step });
+                    }
+                }
+                if config.boundary && above > 0 && below > 0 {
+                    raise(i, mean, Because::Boundary { scores, mean, above, below });
+                }
+                pattern_key(attempt.calls(), config.pattern_length, pattern);
+                let count = patterns.count(pattern);
+                *counted += 1;
+                // c/N < theta/100 without the roundings of two divisions.
+                let rare = (count as f64) * 100.0 < config.theta * *counted as f64;
+                if config.rare && *counted >= config.n_min && count >= config.min_recurrence && rare {
+                    raise(i, mean, Because::Rare { pattern, count, total: *counted, theta: config.theta });
+                }
+                window.push_back(Past { step: attempt.step(), score });
+                while window.len() > config.window {
+                    window.pop_front();
+                }
             }
-            if config.boundary && above > 0 && below > 0 {
-                raise(
-                    SignalKind::Boundary,
-                    serde_json::json!({ "scores": scores, "mean": mean, "above": above, "below": below }),
-                );
-            }
-            let pattern = pattern(&attempt.calls, config.pattern_length);
-            let count = self.patterns.entry(pattern.clone()).or_insert(0);
-            *count += 1;
-            self.counted += 1;
-            // c/N < theta/100 without the roundings of two divisions.
-            let rare = (*count as f64) * 100.0 < config.theta * self.counted as f64;
-            if config.rare && self.counted >= config.n_min && *count >= config.min_recurrence && rare {
-                raise(
-                    SignalKind::Rare,
-                    serde_json::json!({
-                        "pattern": pattern,
-                        "count": *count,
-                        "total": self.counted,
-                        "share": *count as f64 * 100.0 / self.counted as f64,
-                        "theta": config.theta,
-                    }),
-                );
-            }
-            window.push_back(Past { step: attempt.key.step, score: *score });
-            while window.len() > config.window {
-                window.pop_front();
-            }
-        }
+        });
     }
 
     /// Share of the task's window that was solved (score >= 0.5); `None` without a scored attempt.
@@ -311,7 +508,21 @@ impl SignalState {
     }
 }
 
-/// Whether two rollouts belong to one group: same step, task and draw.
-pub fn same_group(a: &RolloutKey, b: &RolloutKey) -> bool {
-    a.step == b.step && a.task == b.task && a.draw == b.draw
+/// Calls `f` with the entry of a text, made when missing; an owned key is made only then.
+pub(crate) fn with_entry<V: Default, R>(map: &mut BTreeMap<String, V>, key: &str, f: impl FnOnce(&mut V) -> R) -> R {
+    match map.get_mut(key) {
+        Some(value) => f(value),
+        None => f(map.entry(key.to_owned()).or_default()),
+    }
+}
+
+/// Calls `f` for each group of `n` rollouts in canonical order.
+pub(crate) fn for_each_group<A: Tried>(n: usize, at: &impl Fn(usize) -> A, mut f: impl FnMut(Range<usize>)) {
+    let mut start = 0;
+    while start < n {
+        let first = at(start);
+        let end = (start + 1..n).find(|i| !at(*i).same_group(&first)).unwrap_or(n);
+        f(start..end);
+        start = end;
+    }
 }

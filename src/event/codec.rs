@@ -4,6 +4,7 @@
 //! and never a panic or a misread. A new version of a kind adds an arm that reads the old frozen struct and
 //! turns it into the newest one with `From` (`schema/README.md` has the recipe).
 
+use super::view::View;
 use super::{Event, Kind, Meta, v1};
 use rkyv::rancor;
 
@@ -164,6 +165,21 @@ pub fn encode(event: &Event, meta: &Meta) -> Result<Encoded, Error> {
     let meta = rkyv::api::high::to_bytes_in::<Vec<u8>, rancor::Error>(meta, Vec::new())
         .map_err(|e| Error::Encode { kind, why: e.to_string() })?;
     Ok(Encoded { kind, version: newest_version(kind), facts, meta })
+}
+
+/// The facts of one event where they lie. Those of an older version are brought to the newest one in `scratch`.
+///
+/// # Errors
+/// As [`decode_facts`].
+pub fn view<'a>(code: u16, version: u16, facts: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<View<'a>, Error> {
+    let kind = Kind::from_code(code).ok_or(Error::UnknownKind { code, version })?;
+    let facts = if version == newest_version(kind) {
+        facts
+    } else {
+        *scratch = facts_bytes(&decode_facts(code, version, facts)?)?;
+        scratch
+    };
+    View::access(kind, facts).map_err(|why| Error::Malformed { kind, version, why })
 }
 
 /// Reads the meta section.

@@ -6,7 +6,9 @@
 //! * *Facts digest*: facts only, in canonical order, so that two runs with the same seed agree whatever
 //!   order their threads logged in. See [`FactsDigest`].
 
-use super::{Event, Kind, RolloutKey, RunStarted, SignalKind, codec};
+use super::order::{push_text, push_u32};
+use super::view::{Archived, EventRef, View};
+use super::{ArchivedRolloutKey, ArchivedSignalKind, Event, Kind, RolloutKey, RunStarted, SignalKind, codec};
 use std::fmt;
 
 /// 32 bytes of BLAKE3.
@@ -141,6 +143,62 @@ pub enum FactKey {
     },
 }
 
+impl FactKey {
+    /// Appends the key as bytes in the order of keys: the same as [`key_bytes`] of its event.
+    pub fn bytes(&self, out: &mut Vec<u8>) {
+        let rollout = |out: &mut Vec<u8>, key: &RolloutKey| {
+            push_u32(out, key.step);
+            push_text(out, &key.task);
+            push_u32(out, key.draw);
+            push_u32(out, key.k);
+        };
+        let (variant, numbers): (u8, [Option<u32>; 2]) = match self {
+            FactKey::Run => (0, [None, None]),
+            FactKey::Batch { step } => (1, [Some(*step), None]),
+            FactKey::Rollout(_) => (2, [None, None]),
+            FactKey::Signal(..) => (3, [None, None]),
+            FactKey::GradientStep { step, update } => (4, [Some(*step), Some(*update)]),
+            FactKey::StepSkipped { step, update } => (5, [Some(*step), Some(*update)]),
+            FactKey::Policy { version } => (6, [Some(*version), None]),
+            FactKey::EvolutionStarted { round } => (7, [Some(*round), None]),
+            FactKey::Reflection { .. } => (8, [None, None]),
+            FactKey::Exploration { .. } => (9, [None, None]),
+            FactKey::Draft { .. } => (10, [None, None]),
+            FactKey::Validation { .. } => (11, [None, None]),
+            FactKey::Rejection { .. } => (12, [None, None]),
+            FactKey::Task { .. } => (13, [None, None]),
+            FactKey::EvolutionFinished { round } => (14, [Some(*round), None]),
+            FactKey::Evaluation { step, .. } => (15, [Some(*step), None]),
+            FactKey::Step { step } => (16, [Some(*step), None]),
+            FactKey::RunFinished { step } => (17, [Some(*step), None]),
+        };
+        out.push(variant);
+        numbers.into_iter().flatten().for_each(|n| push_u32(out, n));
+        match self {
+            FactKey::Rollout(key) => rollout(out, key),
+            FactKey::Signal(key, kind) => {
+                rollout(out, key);
+                out.push(*kind as u8);
+            }
+            FactKey::Reflection { context: text }
+            | FactKey::Draft { draft: text }
+            | FactKey::Validation { draft: text }
+            | FactKey::Rejection { draft: text }
+            | FactKey::Task { task: text } => push_text(out, text),
+            FactKey::Exploration { context, round, step } => {
+                push_text(out, context);
+                push_u32(out, *round);
+                push_u32(out, *step);
+            }
+            FactKey::Evaluation { split, version, .. } => {
+                push_text(out, split);
+                push_u32(out, *version);
+            }
+            _ => {}
+        }
+    }
+}
+
 /// The key of a fact; `None` for kinds that are not facts ([`Kind::is_fact`]).
 pub fn fact_key(event: &Event) -> Option<FactKey> {
     Some(match event {
@@ -178,6 +236,127 @@ pub fn fact_key(event: &Event) -> Option<FactKey> {
     })
 }
 
+/// Appends the key of a fact as bytes whose order is that of [`FactKey`]; `false` (and nothing appended) for kinds that
+/// are not facts. Unlike [`fact_key`] it makes no owned strings.
+pub fn key_bytes(view: &View<'_>, out: &mut Vec<u8>) -> bool {
+    let rollout = |out: &mut Vec<u8>, key: &ArchivedRolloutKey| {
+        push_u32(out, key.step.to_native());
+        push_text(out, &key.task);
+        push_u32(out, key.draw.to_native());
+        push_u32(out, key.k.to_native());
+    };
+    // The first byte is the place of the variant in `FactKey`.
+    match view.event() {
+        EventRef::RunStarted(_) => out.push(0),
+        EventRef::BatchPlanned(e) => {
+            out.push(1);
+            push_u32(out, e.step.to_native());
+        }
+        EventRef::RolloutFinished(e) => {
+            out.push(2);
+            rollout(out, &e.key);
+        }
+        EventRef::SignalRaised(e) => {
+            out.push(3);
+            rollout(out, &e.key);
+            out.push(match e.kind {
+                ArchivedSignalKind::Forgetting => 0,
+                ArchivedSignalKind::Boundary => 1,
+                ArchivedSignalKind::Rare => 2,
+            });
+        }
+        EventRef::GradientStepTaken(e) => {
+            out.push(4);
+            push_u32(out, e.step.to_native());
+            push_u32(out, e.update.to_native());
+        }
+        EventRef::StepSkipped(e) => {
+            out.push(5);
+            push_u32(out, e.step.to_native());
+            push_u32(out, e.update.to_native());
+        }
+        EventRef::PolicyPublished(e) => {
+            out.push(6);
+            push_u32(out, e.version.to_native());
+        }
+        EventRef::EvolutionStarted(e) => {
+            out.push(7);
+            push_u32(out, e.round.to_native());
+        }
+        EventRef::ReflectionWritten(e) => {
+            out.push(8);
+            push_text(out, &e.context);
+        }
+        EventRef::ExplorationStepTaken(e) => {
+            out.push(9);
+            push_text(out, &e.context);
+            push_u32(out, e.round.to_native());
+            push_u32(out, e.step.to_native());
+        }
+        EventRef::DraftProposed(e) => {
+            out.push(10);
+            push_text(out, &e.draft);
+        }
+        EventRef::DraftValidated(e) => {
+            out.push(11);
+            push_text(out, &e.draft);
+        }
+        EventRef::DraftRejected(e) => {
+            out.push(12);
+            push_text(out, &e.draft);
+        }
+        EventRef::TaskAdmitted(e) => {
+            out.push(13);
+            push_text(out, &e.task.id);
+        }
+        EventRef::EvolutionFinished(e) => {
+            out.push(14);
+            push_u32(out, e.round.to_native());
+        }
+        EventRef::EvaluationFinished(e) => {
+            out.push(15);
+            push_u32(out, e.step.to_native());
+            push_text(out, &e.split);
+            push_u32(out, e.policy_version.to_native());
+        }
+        EventRef::StepFinished(e) => {
+            out.push(16);
+            push_u32(out, e.step.to_native());
+        }
+        EventRef::RunFinished(e) => {
+            out.push(17);
+            push_u32(out, e.step.to_native());
+        }
+        EventRef::CheckpointSaved(_)
+        | EventRef::RunResumed(_)
+        | EventRef::FailureNoted(_)
+        | EventRef::BranchCreated(_)
+        | EventRef::BranchUndone(_)
+        | EventRef::BranchDeleted(_)
+        | EventRef::GarbageCollected(_) => return false,
+    }
+    true
+}
+
+/// The hash of a fact: `BLAKE3(kind code as u16 LE ‖ facts bytes)`, of [`RunStarted`] with an empty `run_id`.
+///
+/// # Errors
+/// When a [`RunStarted`] cannot be serialised (a string beyond 2 GiB).
+pub fn fact_hash(view: &View<'_>) -> Result<Digest, codec::Error> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(view.kind() as u16).to_le_bytes());
+    match view.event() {
+        EventRef::RunStarted(e) => {
+            let nameless = RunStarted { run_id: String::new(), ..e.native() };
+            hasher.update(&codec::facts_bytes(&Event::RunStarted(nameless))?);
+        }
+        _ => {
+            hasher.update(view.facts());
+        }
+    }
+    Ok(Digest(*hasher.finalize().as_bytes()))
+}
+
 /// The facts digest of a branch, built event by event in log order.
 ///
 /// Facts gather in a *unit*; [`super::StepFinished`] closes it. A closed unit is sorted by
@@ -190,7 +369,9 @@ pub fn fact_key(event: &Event) -> Option<FactKey> {
 #[derive(Debug, Clone, Default)]
 pub struct FactsDigest {
     chain: Digest,
-    open: Vec<(FactKey, Digest)>,
+    /// The open unit: where its key stands in `keys`, and its hash. The buffers are used again for every unit.
+    open: Vec<(usize, usize, Digest)>,
+    keys: Vec<u8>,
     facts: u64,
 }
 
@@ -205,22 +386,28 @@ impl FactsDigest {
     /// # Errors
     /// When the event cannot be serialised (a string or list beyond 2 GiB).
     pub fn add(&mut self, event: &Event) -> Result<(), codec::Error> {
-        let Some(key) = fact_key(event) else { return Ok(()) };
-        let bytes = match event {
-            Event::RunStarted(e) => {
-                codec::facts_bytes(&Event::RunStarted(RunStarted { run_id: String::new(), ..e.clone() }))?
-            }
-            other => codec::facts_bytes(other)?,
-        };
-        let kind = event.kind();
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&(kind as u16).to_le_bytes());
-        hasher.update(&bytes);
-        self.open.push((key, Digest(*hasher.finalize().as_bytes())));
+        let (kind, facts) = (event.kind(), codec::facts_bytes(event)?);
+        self.add_view(&codec::view(kind as u16, codec::newest_version(kind), &facts, &mut Vec::new())?)
+    }
+
+    /// The same for an event as it lies in the log.
+    ///
+    /// # Errors
+    /// As [`fact_hash`].
+    pub fn add_view(&mut self, view: &View<'_>) -> Result<(), codec::Error> {
+        let start = self.keys.len();
+        if !key_bytes(view, &mut self.keys) {
+            return Ok(());
+        }
+        self.open.push((start, self.keys.len(), fact_hash(view)?));
         self.facts += 1;
-        if kind == Kind::StepFinished {
-            self.chain = self.value();
-            self.open.clear();
+        if view.kind() == Kind::StepFinished {
+            let FactsDigest { chain, open, keys, .. } = self;
+            // The order of `open` says nothing, so it may stay sorted.
+            open.sort_unstable_by(|a, b| (&keys[a.0..a.1], a.2).cmp(&(&keys[b.0..b.1], b.2)));
+            *chain = chained(chain, open.iter().map(|(.., hash)| hash));
+            open.clear();
+            keys.clear();
         }
         Ok(())
     }
@@ -230,15 +417,14 @@ impl FactsDigest {
         if self.open.is_empty() {
             return self.chain;
         }
-        let mut unit: Vec<&(FactKey, Digest)> = self.open.iter().collect();
-        unit.sort();
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.chain.0);
-        hasher.update(&(unit.len() as u64).to_le_bytes());
-        for (_, digest) in unit {
-            hasher.update(&digest.0);
-        }
-        Digest(*hasher.finalize().as_bytes())
+        let mut unit: Vec<(&[u8], Digest)> = self.open().collect();
+        unit.sort_unstable();
+        chained(&self.chain, unit.iter().map(|(_, hash)| hash))
+    }
+
+    /// The facts of the open unit: key ([`key_bytes`]) and hash, in no order.
+    pub fn open(&self) -> impl Iterator<Item = (&[u8], Digest)> {
+        self.open.iter().map(|(start, end, hash)| (&self.keys[*start..*end], *hash))
     }
 
     /// The value and the number of facts where no step is open: from these two the digest goes on.
@@ -248,11 +434,21 @@ impl FactsDigest {
 
     /// Goes on from [`FactsDigest::closed`].
     pub fn resumed(chain: Digest, facts: u64) -> FactsDigest {
-        FactsDigest { chain, open: Vec::new(), facts }
+        FactsDigest { chain, facts, ..FactsDigest::default() }
     }
 
     /// How many facts were added.
     pub fn facts(&self) -> u64 {
         self.facts
     }
+}
+
+fn chained<'a>(chain: &Digest, unit: impl ExactSizeIterator<Item = &'a Digest>) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&chain.0);
+    hasher.update(&(unit.len() as u64).to_le_bytes());
+    for hash in unit {
+        hasher.update(&hash.0);
+    }
+    Digest(*hasher.finalize().as_bytes())
 }

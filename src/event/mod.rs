@@ -1,12 +1,14 @@
 //! What happened: one past-tense event per fact, and the frame that carries it.
 //!
-//! The native structs *are* the newest frozen ones ([`v1`] so far): code folds them, the codec writes
-//! them. When a kind gets a version 2 the alias here moves on and the old struct gets an upcast.
+//! The native structs *are* the newest frozen ones ([`v1`] so far): code makes them, the codec writes
+//! them, folds read them where they lie ([`view`]). When a kind gets a version 2 the alias here moves on and the
+//! old struct gets an upcast.
 
 pub mod codec;
 pub mod digest;
 pub mod frame;
 pub mod json;
+pub mod order;
 #[cfg(test)]
 mod recipe_tests;
 #[cfg(test)]
@@ -14,6 +16,7 @@ pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
 pub mod v1;
+pub mod view;
 
 pub use v1::*;
 

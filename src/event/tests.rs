@@ -195,6 +195,69 @@ fn fact_keys_are_exactly_those_of_facts_and_unique() {
     assert!(FactKey::EvolutionFinished { round: 0 } < FactKey::Step { step: 0 });
 }
 
+/// What a view says of an event: the event, and its key as bytes.
+fn viewed(event: &Event) -> (Event, Option<Vec<u8>>) {
+    let (facts, kind) = (codec::facts_bytes(event).unwrap(), event.kind());
+    let (mut scratch, mut key) = (Vec::new(), Vec::new());
+    let view = codec::view(kind as u16, codec::newest_version(kind), &facts, &mut scratch).unwrap();
+    assert_eq!((view.kind(), view.facts()), (kind, facts.as_slice()));
+    let is_fact = digest::key_bytes(&view, &mut key);
+    (view.native(), is_fact.then_some(key))
+}
+
+#[test]
+fn views_are_the_events_and_their_keys_sort_as_keys_do() {
+    let mut keys = Vec::new();
+    for event in samples::all() {
+        let (native, bytes) = viewed(&event);
+        assert_eq!(native, event);
+        let key = fact_key(&event);
+        let expected = key.as_ref().map(|key| {
+            let mut bytes = Vec::new();
+            key.bytes(&mut bytes);
+            bytes
+        });
+        assert_eq!(bytes, expected, "{event:?}");
+        keys.extend(key.zip(bytes));
+    }
+    // Beside the samples: one coordinate larger than the other, in every part of the longest keys.
+    for (step, task, draw, k) in [(1, "a", 0, 1), (1, "a", 1, 0), (1, "a\0", 0, 0), (1, "ab", 0, 0), (256, "", 0, 0)] {
+        let key = RolloutKey { step, task: task.into(), draw, k };
+        for kind in [SignalKind::Forgetting, SignalKind::Boundary, SignalKind::Rare] {
+            let event: Event = SignalRaised { key: key.clone(), kind, because: "{}".into() }.into();
+            keys.push((fact_key(&event).unwrap(), viewed(&event).1.unwrap()));
+        }
+    }
+    for (a, a_bytes) in &keys {
+        for (b, b_bytes) in &keys {
+            assert_eq!(a.cmp(b), a_bytes.cmp(b_bytes), "{a:?} and {b:?}");
+        }
+    }
+}
+
+#[test]
+fn a_view_of_bytes_that_are_no_event_is_the_error_that_decoding_gives() {
+    for event in samples::all() {
+        let (facts, kind) = (codec::facts_bytes(&event).unwrap(), event.kind() as u16);
+        let mut cases = vec![(999, 1, facts.clone()), (kind, 77, facts.clone())];
+        cases.extend((0..facts.len()).step_by(7).map(|len| (kind, 1, facts[..len].to_vec())));
+        for at in 0..facts.len() {
+            let mut bad = facts.clone();
+            bad[at] ^= 0xff;
+            cases.push((kind, 1, bad));
+        }
+        for (code, version, bytes) in cases {
+            let mut scratch = Vec::new();
+            let viewed = codec::view(code, version, &bytes, &mut scratch).map(|view| view.native());
+            match (viewed, codec::decode_facts(code, version, &bytes)) {
+                // Compared as bytes: a flipped number may be no number.
+                (Ok(a), Ok(b)) => assert_eq!(codec::facts_bytes(&a), codec::facts_bytes(&b)),
+                (a, b) => assert_eq!(a.map(|e| e.kind()), b.map(|e| e.kind())),
+            }
+        }
+    }
+}
+
 fn digest_of(events: &[Event]) -> Digest {
     let mut digest = FactsDigest::new();
     for event in events {

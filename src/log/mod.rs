@@ -58,6 +58,7 @@ pub mod snapshot;
 mod store;
 mod stream;
 mod survey;
+mod sweep;
 mod tail;
 #[cfg(test)]
 mod tests;
@@ -79,6 +80,7 @@ pub use salvage::{Salvage, SalvagedBranch, salvage};
 pub use store::Log;
 pub(crate) use store::holds_events;
 pub use stream::{Streamed, export, import};
+pub use sweep::Swept;
 pub use tail::Subscription;
 pub use ticket::Ticket;
 pub use verify::{Finding, Report, SledCheck, Space, verify};

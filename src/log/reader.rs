@@ -312,12 +312,10 @@ impl Reader {
     /// Facts digest of a branch's history up to its present head.
     ///
     /// # Errors
-    /// As [`Reader::read`] and its iterator.
+    /// As [`Reader::sweep`].
     pub fn facts_digest(&self, branch: BranchId) -> Result<Digest> {
         let mut facts = FactsDigest::new();
-        for event in self.read(branch, 1)? {
-            facts.add(&event?.event)?;
-        }
+        self.sweep(branch, 1, u64::MAX, |swept| facts.add_view(&swept.view).map_err(Error::from))?;
         Ok(facts.value())
     }
 
@@ -419,8 +417,23 @@ impl Reader {
         })
     }
 
+    /// The segments, unless they are gone.
+    pub(super) fn segments(&self) -> Option<&Segments> {
+        match &self.inner.source {
+            Source::Journal { files, .. } => Some(files),
+            Source::Sled { .. } => None,
+        }
+    }
+
+    /// The record that holds an event of a branch itself.
+    pub(super) fn record_of(&self, branch: BranchId, seq: u64) -> Result<RecordRef> {
+        let record = self.index().and_then(|i| i.locate(branch, seq).copied());
+        let head = self.last(branch)?;
+        record.ok_or(Error::NoEvent { branch, seq, head })
+    }
+
     /// Frames `first..=last` of one branch itself, as far as one record (or one sled piece) reaches.
-    fn visit(
+    pub(super) fn visit(
         &self,
         branch: BranchId,
         first: u64,
@@ -429,9 +442,7 @@ impl Reader {
     ) -> Result<()> {
         match &self.inner.source {
             Source::Journal { .. } => {
-                let record = self.index().and_then(|i| i.locate(branch, first).copied());
-                let head = self.last(branch)?;
-                let record = record.ok_or(Error::NoEvent { branch, seq: first, head })?;
+                let record = self.record_of(branch, first)?;
                 let bytes = self.body(&record)?;
                 for (frame, digest) in self.check(&record, &bytes)? {
                     if (first..=last).contains(&frame.header.seq) {

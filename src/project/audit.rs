@@ -9,6 +9,7 @@ use super::drafts::DraftState;
 use super::lineage::ContextNode;
 use super::state::State;
 use crate::decide::history::TaskHistory;
+use crate::event::digest::FactKey;
 use crate::event::{
     Check, DraftProposed, DraftRejected, EndReason, Event, ExplorationStepTaken, Origin, ReflectionWritten, Reward,
     RolloutKey, SignalKind, TaskSpec,
@@ -177,29 +178,47 @@ pub struct Audit {
     pub success_rate: Option<f64>,
 }
 
-/// Reads an event by sequence number; the error says why not.
-pub type Fetch<'a> = dyn FnMut(u64) -> Result<Event, String> + 'a;
+/// Where the events are that the state points to. Errors say why there is none.
+pub trait Lookup {
+    /// An event by sequence number.
+    fn event(&mut self, seq: u64) -> Result<Event, String>;
+
+    /// The fact with a key among the events `first..=last`, with its sequence number.
+    fn fact(&mut self, first: u64, last: u64, key: &FactKey) -> Result<Option<(u64, Event)>, String>;
+}
 
 fn unexpected(seq: u64, what: &'static str, event: &Event) -> AuditError {
     AuditError::Fetch { seq, what, detail: format!("found {}", event.kind().name()) }
 }
 
 macro_rules! fetch_as {
-    ($fetch:expr, $seq:expr, $kind:ident) => {{
+    ($log:expr, $seq:expr, $kind:ident) => {{
         let (seq, what) = ($seq, stringify!($kind));
-        match $fetch(seq).map_err(|detail| AuditError::Fetch { seq, what, detail })? {
+        match $log.event(seq).map_err(|detail| AuditError::Fetch { seq, what, detail })? {
             Event::$kind(e) => e,
             other => return Err(unexpected(seq, what, &other)),
         }
     }};
 }
 
+/// The fact of a step with a key; `None` where the log does not hold it.
+fn find(
+    state: &State,
+    step: u32,
+    key: &FactKey,
+    what: &'static str,
+    log: &mut dyn Lookup,
+) -> Result<Option<(u64, Event)>, AuditError> {
+    let Some((first, last)) = state.stretch(step) else { return Ok(None) };
+    log.fact(first, last, key).map_err(|detail| AuditError::Fetch { seq: first, what, detail })
+}
+
 /// The audit of a task of D or of a draft. `asked` is the id of a task or draft, or the beginning of
 /// exactly one.
-pub fn audit(state: &State, asked: &str, fetch: &mut Fetch<'_>) -> Result<Audit, AuditError> {
+pub fn audit(state: &State, asked: &str, log: &mut dyn Lookup) -> Result<Audit, AuditError> {
     let (task_id, draft_id) = resolve(state, asked)?;
     let entry = task_id.as_ref().and_then(|id| state.tasks.tasks.get(id));
-    let draft = draft_id.as_deref().map(|id| draft_audit(state, id, fetch)).transpose()?.flatten();
+    let draft = draft_id.as_deref().map(|id| draft_audit(state, id, log)).transpose()?.flatten();
     let task = match (entry, &draft) {
         (Some(entry), _) => entry.task.clone(),
         (None, Some(draft)) => draft.draft.task.clone(),
@@ -238,13 +257,13 @@ pub fn audit(state: &State, asked: &str, fetch: &mut Fetch<'_>) -> Result<Audit,
         });
         if let (Some(seq), Some(validation)) = (places.validated, &mut audit.validation) {
             // The event itself has the last word.
-            validation.accepted = fetch_as!(fetch, seq, DraftValidated).accepted;
+            validation.accepted = fetch_as!(log, seq, DraftValidated).accepted;
         }
         if let Some(seq) = places.rejected {
-            audit.rejection = Some(fetch_as!(fetch, seq, DraftRejected));
+            audit.rejection = Some(fetch_as!(log, seq, DraftRejected));
         }
         if let Some(context) = state.lineage.contexts.get(&draft.draft.context) {
-            ancestry(state, &draft.draft, context, &mut audit, fetch)?;
+            ancestry(state, &draft.draft, context, &mut audit, log)?;
         }
         audit.draft = Some(draft);
     }
@@ -287,10 +306,10 @@ fn resolve(state: &State, asked: &str) -> Result<(Option<String>, Option<String>
     }
 }
 
-fn draft_audit(state: &State, id: &str, fetch: &mut Fetch<'_>) -> Result<Option<DraftAudit>, AuditError> {
+fn draft_audit(state: &State, id: &str, log: &mut dyn Lookup) -> Result<Option<DraftAudit>, AuditError> {
     let place = state.places.drafts.get(id).and_then(|p| p.proposed);
     let (Some(seq), Some(known)) = (place, state.drafts.drafts.get(id)) else { return Ok(None) };
-    Ok(Some(DraftAudit { draft: fetch_as!(fetch, seq, DraftProposed), state: known.state, seq }))
+    Ok(Some(DraftAudit { draft: fetch_as!(log, seq, DraftProposed), state: known.state, seq }))
 }
 
 fn gradient_steps(state: &State, task: &str) -> Vec<GradientStepAudit> {
@@ -310,23 +329,28 @@ fn ancestry(
     draft: &DraftProposed,
     context: &ContextNode,
     audit: &mut Audit,
-    fetch: &mut Fetch<'_>,
+    log: &mut dyn Lookup,
 ) -> Result<(), AuditError> {
     if let (Some(kind), Some(first)) = (context.kind, context.rollouts.first()) {
-        let seq = state.places.signals.get(&(first.clone(), kind)).copied();
-        let because = match seq {
-            Some(seq) => {
-                let text = fetch_as!(fetch, seq, SignalRaised).because;
-                serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))
+        let key = FactKey::Signal(first.clone(), kind);
+        let (seq, because) = match find(state, first.step, &key, "SignalRaised", log)? {
+            Some((seq, Event::SignalRaised(signal))) => {
+                let text = signal.because;
+                (Some(seq), serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text)))
             }
-            None => serde_json::Value::Null,
+            Some((seq, other)) => return Err(unexpected(seq, "SignalRaised", &other)),
+            None => (None, serde_json::Value::Null),
         };
         let task = context.task.clone().unwrap_or_else(|| first.task.clone());
         audit.signal = Some(SignalAudit { kind, task, rollout: first.clone(), because, seq });
     }
     for key in &context.rollouts {
-        let Some(seq) = state.places.rollouts.get(key).copied() else { continue };
-        let rollout = fetch_as!(fetch, seq, RolloutFinished);
+        let found = find(state, key.step, &FactKey::Rollout(key.clone()), "RolloutFinished", log)?;
+        let (seq, rollout) = match found {
+            Some((seq, Event::RolloutFinished(rollout))) => (seq, rollout),
+            Some((seq, other)) => return Err(unexpected(seq, "RolloutFinished", &other)),
+            None => continue,
+        };
         audit.rollouts.push(RolloutAudit {
             calls: rollout.actions.iter().flat_map(|a| a.calls.iter().map(|c| c.name.clone())).collect(),
             key: rollout.key,
@@ -338,11 +362,11 @@ fn ancestry(
     }
     let Some(places) = state.places.contexts.get(&draft.context) else { return Ok(()) };
     if let Some(seq) = places.reflection {
-        audit.reflection = Some(ReflectionAudit { reflection: fetch_as!(fetch, seq, ReflectionWritten), seq });
+        audit.reflection = Some(ReflectionAudit { reflection: fetch_as!(log, seq, ReflectionWritten), seq });
     }
     for (at, seq) in &places.exploration {
         audit.exploration.push(ExplorationAudit {
-            step: fetch_as!(fetch, *seq, ExplorationStepTaken),
+            step: fetch_as!(log, *seq, ExplorationStepTaken),
             used: draft.from_steps.contains(at),
             seq: *seq,
         });

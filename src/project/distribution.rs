@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::series::{Tally, Uncompared, origin};
 use crate::decide::curriculum::{self, Candidate};
-use crate::event::{BatchPlanned, Origin, TaskAdmitted, TaskSpec};
+use crate::event::view::Archived;
+use crate::event::{ArchivedBatchPlanned, ArchivedTaskAdmitted, Origin, TaskSpec};
 
 /// A task of D.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,6 +29,10 @@ pub struct TaskEntry {
 }
 
 impl TaskEntry {
+    fn epoch(&self) -> Option<u64> {
+        curriculum::task_epoch(self.weight, self.planned, self.base_epoch)
+    }
+
     fn candidate(&self) -> Candidate {
         Candidate {
             id: self.task.id.clone(),
@@ -45,6 +51,19 @@ pub struct TaskDistribution {
     pub tasks: BTreeMap<String, TaskEntry>,
     /// Epoch of D right after the last batch was planned; the `base_epoch` of what joins next.
     pub epoch: u64,
+    #[serde(skip)]
+    counts: Uncompared<Counts>,
+}
+
+/// What follows from the tasks, kept so that a batch or a step need not walk all of them.
+#[derive(Debug, Default)]
+struct Counts {
+    /// |D| by origin, of `tasks` tasks.
+    origins: Tally<Origin, 3>,
+    /// Tasks counted in `origins`; another number than |D| = not counted.
+    tasks: usize,
+    /// How many drawable tasks are in [`TaskDistribution::epoch`]; `None` = not counted.
+    lowest: Option<usize>,
 }
 
 /// A row of `coevolve tasks`.
@@ -76,27 +95,48 @@ pub struct TaskRow {
 
 impl TaskDistribution {
     /// A task joined. One that is there already stays as it is (D never replaces).
-    pub fn admit(&mut self, event: &TaskAdmitted) {
-        let base_epoch = self.epoch;
-        self.tasks.entry(event.task.id.clone()).or_insert_with(|| TaskEntry {
-            task: event.task.clone(),
-            origin: event.origin,
-            weight: event.weight,
-            draft: event.draft.clone(),
-            admitted_step: event.step,
+    pub fn admit(&mut self, event: &ArchivedTaskAdmitted) {
+        if self.tasks.contains_key(event.task.id.as_str()) {
+            return;
+        }
+        let entry = TaskEntry {
+            task: event.task.native(),
+            origin: origin(&event.origin),
+            weight: event.weight.to_native(),
+            draft: event.draft.as_ref().map(|d| d.as_str().to_owned()),
+            admitted_step: event.step.to_native(),
             planned: 0,
-            base_epoch,
-        });
+            base_epoch: self.epoch,
+        };
+        let counts = &mut self.counts.0;
+        if counts.tasks == self.tasks.len() {
+            counts.origins.add(entry.origin);
+            counts.tasks += 1;
+        }
+        // It starts in the epoch of D.
+        if let Some(lowest) = counts.lowest.as_mut().filter(|_| entry.epoch().is_some()) {
+            *lowest += 1;
+        }
+        self.tasks.insert(entry.task.id.clone(), entry);
     }
 
     /// A batch was planned.
-    pub fn plan(&mut self, event: &BatchPlanned) {
-        for (task, _) in &event.groups {
-            if let Some(entry) = self.tasks.get_mut(task) {
+    pub fn plan(&mut self, event: &ArchivedBatchPlanned) {
+        let mut left = 0;
+        for group in event.groups.iter() {
+            if let Some(entry) = self.tasks.get_mut(group.0.as_str()) {
+                let before = entry.epoch();
                 entry.planned += 1;
+                left += usize::from(before == Some(self.epoch) && entry.epoch() != before);
             }
         }
-        self.epoch = curriculum::epoch(&self.candidates());
+        // D stays in its epoch until the last of its tasks has left it.
+        let lowest = self.counts.0.lowest.filter(|lowest| *lowest > left).map(|lowest| lowest - left);
+        self.counts.0.lowest = lowest.or_else(|| {
+            let epochs = || self.tasks.values().filter_map(TaskEntry::epoch);
+            self.epoch = epochs().min().unwrap_or(0);
+            Some(epochs().filter(|e| *e == self.epoch).count())
+        });
     }
 
     /// D as batch planning wants it, by id.
@@ -111,6 +151,17 @@ impl TaskDistribution {
             *counts.entry(entry.origin).or_insert(0) += 1;
         }
         counts
+    }
+
+    /// As [`TaskDistribution::by_origin`], counted as tasks join.
+    pub(super) fn tally(&mut self) -> Tally<Origin, 3> {
+        let counts = &mut self.counts.0;
+        if counts.tasks != self.tasks.len() {
+            counts.origins = Tally::default();
+            self.tasks.values().for_each(|entry| counts.origins.add(entry.origin));
+            counts.tasks = self.tasks.len();
+        }
+        counts.origins
     }
 
     /// |D|.

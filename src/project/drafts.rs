@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Check, DraftProposed, DraftRejected, DraftValidated};
+use crate::event::view::Archived;
+use crate::event::{ArchivedDraftProposed, ArchivedDraftRejected, ArchivedDraftValidated, Check};
 
 /// Where a draft stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -52,13 +53,13 @@ pub struct Drafts {
 
 impl Drafts {
     /// A draft was proposed.
-    pub fn propose(&mut self, event: &DraftProposed) {
-        self.drafts.entry(event.draft.clone()).or_insert_with(|| Draft {
-            context: event.context.clone(),
-            author: event.author.clone(),
-            task: event.task.id.clone(),
-            intent: event.intent.clone(),
-            from_steps: event.from_steps.clone(),
+    pub fn propose(&mut self, event: &ArchivedDraftProposed) {
+        self.drafts.entry(event.draft.as_str().to_owned()).or_insert_with(|| Draft {
+            context: event.context.as_str().to_owned(),
+            author: event.author.as_str().to_owned(),
+            task: event.task.id.as_str().to_owned(),
+            intent: event.intent.as_str().to_owned(),
+            from_steps: event.from_steps.iter().map(|at| (at.0.to_native(), at.1.to_native())).collect(),
             state: DraftState::Proposed,
             checks: Vec::new(),
             judge: String::new(),
@@ -68,10 +69,10 @@ impl Drafts {
 
     /// A draft was validated. An accepted one waits for its admission; of one that was not, the rejection
     /// follows as its own event.
-    pub fn validate(&mut self, event: &DraftValidated) {
-        if let Some(draft) = self.drafts.get_mut(&event.draft) {
-            draft.checks.clone_from(&event.checks);
-            draft.judge.clone_from(&event.judge);
+    pub fn validate(&mut self, event: &ArchivedDraftValidated) {
+        if let Some(draft) = self.drafts.get_mut(event.draft.as_str()) {
+            draft.checks = event.checks.iter().map(Archived::native).collect();
+            draft.judge = event.judge.as_str().to_owned();
             if draft.state == DraftState::Proposed && event.accepted {
                 draft.state = DraftState::Accepted;
             }
@@ -79,10 +80,10 @@ impl Drafts {
     }
 
     /// A draft was turned down.
-    pub fn reject(&mut self, event: &DraftRejected) {
-        if let Some(draft) = self.drafts.get_mut(&event.draft) {
+    pub fn reject(&mut self, event: &ArchivedDraftRejected) {
+        if let Some(draft) = self.drafts.get_mut(event.draft.as_str()) {
             draft.state = DraftState::Rejected;
-            draft.rejection = Some((event.reason.clone(), event.detail.clone()));
+            draft.rejection = Some((event.reason.as_str().to_owned(), event.detail.as_str().to_owned()));
         }
     }
 

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::decide::signals::with_entry;
+use crate::event::view::Archived;
 use crate::event::{
-    ContextSpec, DraftProposed, EvolutionStarted, ExplorationStepTaken, GradientStepTaken, ReflectionWritten,
-    RolloutKey, SignalKind,
+    ArchivedDraftProposed, ArchivedEvolutionStarted, ArchivedExplorationStepTaken, ArchivedGradientStepTaken,
+    ArchivedReflectionWritten, ContextSpec, RolloutKey, SignalKind,
 };
 
 /// An optimiser update that trained on a task.
@@ -57,45 +59,49 @@ pub struct Lineage {
 
 impl Lineage {
     /// A round chose its contexts.
-    pub fn start(&mut self, event: &EvolutionStarted) {
-        for ContextSpec { id, task, kind, rollouts } in &event.contexts {
-            let node = self.contexts.entry(id.clone()).or_default();
-            node.round = event.round;
-            node.step = event.step;
-            node.mode.clone_from(&event.mode);
-            node.task.clone_from(task);
-            node.kind = *kind;
-            node.rollouts.clone_from(rollouts);
+    pub fn start(&mut self, event: &ArchivedEvolutionStarted) {
+        for context in event.contexts.iter() {
+            let ContextSpec { id, task, kind, rollouts } = context.native();
+            let node = self.contexts.entry(id).or_default();
+            node.round = event.round.to_native();
+            node.step = event.step.to_native();
+            node.mode = event.mode.as_str().to_owned();
+            node.task = task;
+            node.kind = kind;
+            node.rollouts = rollouts;
         }
     }
 
     /// A reflection was written.
-    pub fn reflect(&mut self, event: &ReflectionWritten) {
-        self.contexts.entry(event.context.clone()).or_default().reflected = true;
+    pub fn reflect(&mut self, event: &ArchivedReflectionWritten) {
+        with_entry(&mut self.contexts, &event.context, |node| node.reflected = true);
     }
 
     /// An exploration step was taken.
-    pub fn explore(&mut self, event: &ExplorationStepTaken) {
-        self.contexts.entry(event.context.clone()).or_default().explored.insert((event.round, event.step));
+    pub fn explore(&mut self, event: &ArchivedExplorationStepTaken) {
+        let at = (event.round.to_native(), event.step.to_native());
+        with_entry(&mut self.contexts, &event.context, |node| node.explored.insert(at));
     }
 
     /// A draft was proposed.
-    pub fn propose(&mut self, event: &DraftProposed) {
-        self.contexts.entry(event.context.clone()).or_default().drafts.insert(event.draft.clone());
+    pub fn propose(&mut self, event: &ArchivedDraftProposed) {
+        with_entry(&mut self.contexts, &event.context, |node| node.drafts.insert(event.draft.as_str().to_owned()));
     }
 
     /// An update was applied.
-    pub fn train(&mut self, event: &GradientStepTaken) {
-        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
-        for (key, _) in &event.rollouts {
-            *counts.entry(&key.task).or_insert(0) += 1;
-        }
-        for (task, rollouts) in counts {
-            self.trained.entry(task.to_owned()).or_default().push(TrainedBy {
-                step: event.step,
-                update: event.update,
-                version_after: event.version_after,
-                rollouts,
+    pub fn train(&mut self, event: &ArchivedGradientStepTaken) {
+        let (step, update) = (event.step.to_native(), event.update.to_native());
+        let version_after = event.version_after.to_native();
+        // Rollouts stand in canonical order: those of a task side by side. Should they not, the counts still add up.
+        for of_task in event.rollouts.chunk_by(|a, b| a.0.task == b.0.task) {
+            let Some(first) = of_task.first() else { continue };
+            let task = first.0.task.as_str();
+            let rollouts = of_task.len() as u32;
+            with_entry(&mut self.trained, task, |list| match list.last_mut() {
+                Some(last) if (last.step, last.update, last.version_after) == (step, update, version_after) => {
+                    last.rollouts += rollouts;
+                }
+                _ => list.push(TrainedBy { step, update, version_after, rollouts }),
             });
         }
     }

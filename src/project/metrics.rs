@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::decide::signals::SOLVED;
+use super::rollouts::Rollouts;
+use super::series::{Series, Tally};
+use crate::decide::signals::{SOLVED, Tried};
+use crate::event::view::Archived;
 use crate::event::{
-    EndReason, EvaluationFinished, EvolutionFinished, EvolutionStarted, GradientStepTaken, Origin, RolloutFinished,
-    SignalKind,
+    ArchivedEvaluationFinished, ArchivedEvolutionFinished, ArchivedEvolutionStarted, ArchivedGradientStepTaken,
+    EndReason, Origin, SignalKind,
 };
 
 /// Scores within this of 1 count as passed (evaluation and pass rate).
@@ -42,11 +45,11 @@ pub struct StepMetrics {
     /// Tokens sampled, all rollouts together.
     pub sampled_tokens: u64,
     /// How episodes ended.
-    pub ends: BTreeMap<EndReason, u32>,
+    pub ends: Tally<EndReason, 5>,
     /// Signals raised, by kind.
-    pub signals: BTreeMap<SignalKind, u32>,
+    pub signals: Tally<SignalKind, 3>,
     /// |D| by origin when the step ended.
-    pub tasks: BTreeMap<Origin, u64>,
+    pub tasks: Tally<Origin, 3>,
     /// Optimiser updates applied.
     pub updates: u32,
     /// Updates skipped.
@@ -113,7 +116,7 @@ pub struct RoundMetrics {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// By training step.
-    pub steps: BTreeMap<u32, StepMetrics>,
+    pub steps: Series<u32, StepMetrics>,
     /// By training step (0 = before training) and split.
     pub evaluations: BTreeMap<u32, BTreeMap<String, EvaluationMetrics>>,
     /// By evolution round (0 = building D_0).
@@ -121,27 +124,33 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Rollouts of a step, in canonical order.
-    pub fn close<'a>(&mut self, step: u32, rollouts: impl Iterator<Item = &'a RolloutFinished>) {
-        let m = self.steps.entry(step).or_default();
+    /// The rollouts of a step are complete.
+    pub fn close(&mut self, step: u32, rollouts: &Rollouts) {
+        let m = self.steps.get_or_default(step);
         let (mut sum, mut passed, mut solved) = (0.0, 0u32, 0u32);
-        let mut groups: BTreeMap<(&str, u32), (bool, bool)> = BTreeMap::new();
-        for rollout in rollouts {
-            m.policy_version = m.policy_version.max(rollout.policy_version);
+        let mut before = None;
+        let (mut above, mut below) = (false, false);
+        m.mixed_groups = 0;
+        for rollout in rollouts.iter() {
+            if before.is_none_or(|b| !rollout.same_group(&b)) {
+                m.mixed_groups += u32::from(above && below);
+                (above, below) = (false, false);
+            }
+            before = Some(rollout);
+            m.policy_version = m.policy_version.max(rollout.policy_version());
             m.rollouts += 1;
-            m.env_steps += u64::from(rollout.env_steps);
-            m.sampled_tokens += rollout.sampled.iter().map(|(_, n)| u64::from(*n)).sum::<u64>();
-            *m.ends.entry(rollout.end).or_insert(0) += 1;
-            let Some(score) = rollout.reward.score().filter(|s| s.is_finite()) else { continue };
+            m.env_steps += u64::from(rollout.env_steps());
+            m.sampled_tokens += rollout.sampled_tokens();
+            m.ends.add(rollout.end());
+            let Some(score) = rollout.score() else { continue };
             m.scored += 1;
             sum += score;
             passed += u32::from(score >= PASSED);
             solved += u32::from(score >= SOLVED);
-            let group = groups.entry((&rollout.key.task, rollout.key.draw)).or_default();
-            group.0 |= score > SOLVED;
-            group.1 |= score < SOLVED;
+            above |= score > SOLVED;
+            below |= score < SOLVED;
         }
-        m.mixed_groups = groups.values().filter(|g| g.0 && g.1).count() as u32;
+        m.mixed_groups += u32::from(above && below);
         if m.scored > 0 {
             let n = f64::from(m.scored);
             m.mean_reward = finite(sum / n);
@@ -151,52 +160,54 @@ impl Metrics {
     }
 
     /// An update was applied: means over the updates of the step.
-    pub fn update(&mut self, event: &GradientStepTaken) {
-        let m = self.steps.entry(event.step).or_default();
+    pub fn update(&mut self, event: &ArchivedGradientStepTaken) {
+        let m = self.steps.get_or_default(event.step.to_native());
         let before = f64::from(m.updates);
         m.updates += 1;
         let n = f64::from(m.updates);
         let mean = |old: Option<f64>, new: f64| finite((old.unwrap_or(0.0) * before + new) / n);
-        m.loss = mean(m.loss, event.loss);
-        m.kl = mean(m.kl, event.kl);
-        m.entropy = mean(m.entropy, event.entropy);
-        m.clip_fraction = mean(m.clip_fraction, event.clip_fraction);
-        m.grad_norm = mean(m.grad_norm, event.grad_norm);
-        m.learning_rate = finite(event.learning_rate);
-        m.trained_tokens += event.trained_tokens;
+        m.loss = mean(m.loss, event.loss.to_native());
+        m.kl = mean(m.kl, event.kl.to_native());
+        m.entropy = mean(m.entropy, event.entropy.to_native());
+        m.clip_fraction = mean(m.clip_fraction, event.clip_fraction.to_native());
+        m.grad_norm = mean(m.grad_norm, event.grad_norm.to_native());
+        m.learning_rate = finite(event.learning_rate.to_native());
+        m.trained_tokens += event.trained_tokens.to_native();
     }
 
     /// A split was evaluated.
-    pub fn evaluate(&mut self, event: &EvaluationFinished) {
-        let scores: Vec<f64> = event.results.iter().filter_map(|(_, r)| r.score()).filter(|s| s.is_finite()).collect();
-        let passed = scores.iter().filter(|s| **s >= PASSED).count();
+    pub fn evaluate(&mut self, event: &ArchivedEvaluationFinished) {
+        let scores = || event.results.iter().filter_map(|result| result.1.score()).filter(|s| s.is_finite());
+        let scored = scores().count();
+        let passed = scores().filter(|s| *s >= PASSED).count();
         let total = event.results.len();
         let metrics = EvaluationMetrics {
-            policy_version: event.policy_version,
+            policy_version: event.policy_version.to_native(),
             total: total as u32,
-            scored: scores.len() as u32,
+            scored: scored as u32,
             passed: passed as u32,
             success: (total > 0).then(|| passed as f64 / total as f64),
-            mean_score: (!scores.is_empty()).then(|| scores.iter().sum::<f64>() / scores.len() as f64),
+            mean_score: (scored > 0).then(|| scores().sum::<f64>() / scored as f64),
         };
-        self.evaluations.entry(event.step).or_default().insert(event.split.clone(), metrics);
+        let of_step = self.evaluations.entry(event.step.to_native()).or_default();
+        of_step.insert(event.split.as_str().to_owned(), metrics);
     }
 
     /// A round began.
-    pub fn start_round(&mut self, event: &EvolutionStarted) {
-        let round = self.rounds.entry(event.round).or_default();
-        round.step = event.step;
-        round.mode.clone_from(&event.mode);
-        for context in &event.contexts {
-            match context.kind {
-                Some(kind) => *round.contexts.entry(kind).or_insert(0) += 1,
+    pub fn start_round(&mut self, event: &ArchivedEvolutionStarted) {
+        let round = self.rounds.entry(event.round.to_native()).or_default();
+        round.step = event.step.to_native();
+        round.mode = event.mode.as_str().to_owned();
+        for context in event.contexts.iter() {
+            match context.kind.as_ref() {
+                Some(kind) => *round.contexts.entry(kind.native()).or_insert(0) += 1,
                 None => round.unguided += 1,
             }
         }
     }
 
     /// A round ended. Its own counts stand; those of the event are the runner's.
-    pub fn finish_round(&mut self, event: &EvolutionFinished) {
-        self.rounds.entry(event.round).or_default().finished = true;
+    pub fn finish_round(&mut self, event: &ArchivedEvolutionFinished) {
+        self.rounds.entry(event.round.to_native()).or_default().finished = true;
     }
 }

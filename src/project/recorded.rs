@@ -1,54 +1,225 @@
 //! Facts of the step and the evolution round in progress: what a resumed run need not do again.
 //!
-//! Whole events are kept, so that a resume has everything from the state alone. A step leaves with its
-//! `StepFinished`, a round with its `EvolutionFinished`.
+//! Whole events are kept, so that a resume has everything from the state alone; those of a step as the archives they
+//! are, in buffers that the next step uses again. A step leaves with its `StepFinished`, a round with its
+//! `EvolutionFinished`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::decide::signals::Raised;
+use super::raised::RaisedSignals;
+use super::rollouts::{Rollouts, Span, native};
+use super::series::Uncompared;
+use crate::decide::signals::{Raised, Tried};
 use crate::event::{
-    BatchPlanned, DraftProposed, DraftRejected, DraftValidated, EvolutionStarted, ExplorationStepTaken,
-    GradientStepTaken, PolicyPublished, ReflectionWritten, RolloutFinished, RolloutKey, SignalKind, StepSkipped,
+    BatchPlanned, DraftProposed, DraftRejected, DraftValidated, Event, EvolutionStarted, ExplorationStepTaken,
+    GradientStepTaken, Kind, PolicyPublished, ReflectionWritten, Reward, RolloutFinished, RolloutKey, SignalKind,
+    StepSkipped, codec, view::Archived,
 };
 
 /// A training step in progress.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RecordedStep {
-    /// Its plan.
-    pub plan: Option<BatchPlanned>,
-    /// Its finished rollouts, in canonical order.
-    #[serde(with = "crate::decide::pairs")]
-    pub rollouts: BTreeMap<RolloutKey, RolloutFinished>,
+    /// Sequence number of its first event. Not a fact.
+    pub first_seq: u64,
+    /// Its finished rollouts.
+    pub rollouts: Rollouts,
     /// Whether the rollouts are folded into signals, histories and metrics.
     pub closed: bool,
-    /// Once closed: all signals the rollouts raise, in canonical order.
-    pub raised: Vec<Raised>,
-    /// Signals that are in the log.
-    pub logged: BTreeSet<(RolloutKey, SignalKind)>,
-    /// Updates applied, by number.
-    pub updates: BTreeMap<u32, GradientStepTaken>,
-    /// Updates skipped, by number.
-    pub skipped: BTreeMap<u32, StepSkipped>,
-    /// The version it published.
-    pub published: Option<PolicyPublished>,
+    /// Once closed: all signals the rollouts raise.
+    pub raised: RaisedSignals,
+    /// Signals in the log whose rollouts are not: a correct run has none.
+    strays: BTreeSet<(RolloutKey, SignalKind)>,
+    /// Archives of the events below.
+    bytes: Vec<u8>,
+    plan: Option<Span>,
+    updates: Vec<(u32, Span)>,
+    skipped: Vec<(u32, Span)>,
+    published: Option<Span>,
 }
 
+/// The event of a kind that a span holds.
+macro_rules! kept {
+    ($self:ident, $span:expr, $kind:ident) => {
+        match native(Kind::$kind, $span.of(&$self.bytes))? {
+            Event::$kind(e) => Ok::<$kind, codec::Error>(e),
+            other => {
+                Err(codec::Error::Malformed { kind: other.kind(), version: 0, why: "kept as another kind".into() })
+            }
+        }
+    };
+}
+
+// Every error below is one that cannot be for events that were applied: their archives were validated then.
 impl RecordedStep {
+    /// Its plan.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn plan(&self) -> Result<Option<BatchPlanned>, codec::Error> {
+        self.plan.map(|span| kept!(self, span, BatchPlanned)).transpose()
+    }
+
+    /// Updates applied, in order.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn updates(&self) -> Result<BTreeMap<u32, GradientStepTaken>, codec::Error> {
+        self.updates.iter().map(|(update, span)| Ok((*update, kept!(self, span, GradientStepTaken)?))).collect()
+    }
+
+    /// Updates skipped, in order.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn skipped(&self) -> Result<BTreeMap<u32, StepSkipped>, codec::Error> {
+        self.skipped.iter().map(|(update, span)| Ok((*update, kept!(self, span, StepSkipped)?))).collect()
+    }
+
+    /// The version it published.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn published(&self) -> Result<Option<PolicyPublished>, codec::Error> {
+        self.published.map(|span| kept!(self, span, PolicyPublished)).transpose()
+    }
+
+    /// Whether it published a version.
+    pub fn is_published(&self) -> bool {
+        self.published.is_some()
+    }
+
+    /// Whether it is planned.
+    pub fn is_planned(&self) -> bool {
+        self.plan.is_some()
+    }
+
+    /// Whether an update was applied.
+    pub fn has_update(&self, update: u32) -> bool {
+        self.updates.iter().any(|(u, _)| *u == update)
+    }
+
+    /// Whether an update was skipped.
+    pub fn has_skipped(&self, update: u32) -> bool {
+        self.skipped.iter().any(|(u, _)| *u == update)
+    }
+
     /// Keys of all planned rollouts, in planned order; empty without a plan.
-    pub fn planned_keys(&self) -> Vec<RolloutKey> {
-        let Some(plan) = &self.plan else { return Vec::new() };
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn planned_keys(&self) -> Result<Vec<RolloutKey>, codec::Error> {
+        let Some(plan) = self.plan()? else { return Ok(Vec::new()) };
         let of_group = |(task, draw): &(String, u32)| {
             let (task, draw) = (task.clone(), *draw);
             (0..plan.group_size).map(move |k| RolloutKey { step: plan.step, task: task.clone(), draw, k })
         };
-        plan.groups.iter().flat_map(of_group).collect()
+        Ok(plan.groups.iter().flat_map(of_group).collect())
     }
 
     /// Planned rollouts that are not in the log, in planned order.
-    pub fn missing_rollouts(&self) -> Vec<RolloutKey> {
-        self.planned_keys().into_iter().filter(|key| !self.rollouts.contains_key(key)).collect()
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn missing_rollouts(&self) -> Result<Vec<RolloutKey>, codec::Error> {
+        Ok(self.planned_keys()?.into_iter().filter(|key| !self.rollouts.contains(key)).collect())
+    }
+
+    /// Once closed: all signals the rollouts raise, with their evidence, in canonical order.
+    pub fn raised(&self) -> Vec<Raised> {
+        self.raised.native(&self.rollouts)
+    }
+
+    /// Whether a signal is in the log.
+    pub fn has_logged(&self, step: u32, task: &str, draw: u32, k: u32, kind: SignalKind) -> bool {
+        let place = self.rollouts.place(step, task, draw, k);
+        // A signal may have come before its rollout.
+        let stray = || self.strays.contains(&(RolloutKey { step, task: task.to_owned(), draw, k }, kind));
+        place.is_some_and(|place| self.rollouts.at(place).has_logged(kind)) || (!self.strays.is_empty() && stray())
+    }
+
+    /// Notes that a signal is in the log; whether it follows from the rollouts.
+    pub(super) fn note_logged(&mut self, step: u32, task: &str, draw: u32, k: u32, kind: SignalKind) -> bool {
+        match self.rollouts.place(step, task, draw, k) {
+            Some(place) => {
+                self.rollouts.note_logged(place, kind);
+                self.rollouts.at(place).has_raised(kind)
+            }
+            None => {
+                self.strays.insert((RolloutKey { step, task: task.to_owned(), draw, k }, kind));
+                false
+            }
+        }
+    }
+
+    pub(super) fn keep_plan(&mut self, facts: &[u8]) {
+        self.plan = Some(Span::push(&mut self.bytes, facts));
+    }
+
+    pub(super) fn keep_update(&mut self, update: u32, facts: &[u8]) {
+        let span = Span::push(&mut self.bytes, facts);
+        self.updates.insert(self.updates.partition_point(|(u, _)| *u < update), (update, span));
+    }
+
+    pub(super) fn keep_skipped(&mut self, update: u32, facts: &[u8]) {
+        let span = Span::push(&mut self.bytes, facts);
+        self.skipped.insert(self.skipped.partition_point(|(u, _)| *u < update), (update, span));
+    }
+
+    pub(super) fn keep_published(&mut self, facts: &[u8]) {
+        self.published = Some(Span::push(&mut self.bytes, facts));
+    }
+
+    /// Forgets all; keeps the buffers.
+    fn clear(&mut self) {
+        self.first_seq = 0;
+        self.rollouts.clear();
+        self.closed = false;
+        self.raised.clear();
+        self.strays.clear();
+        self.bytes.clear();
+        self.plan = None;
+        self.updates.clear();
+        self.skipped.clear();
+        self.published = None;
+    }
+}
+
+/// A step in progress for the digest: rollouts without their tokens, which the facts digest covers.
+#[derive(Serialize)]
+pub(super) struct StepDigest {
+    plan: Option<BatchPlanned>,
+    rollouts: Vec<(RolloutKey, u32, Reward, Vec<String>)>,
+    raised: Vec<Raised>,
+    logged: BTreeSet<(RolloutKey, SignalKind)>,
+    updates: BTreeMap<u32, GradientStepTaken>,
+    skipped: BTreeMap<u32, StepSkipped>,
+    published: Option<PolicyPublished>,
+}
+
+impl StepDigest {
+    pub(super) fn of(step: &RecordedStep) -> Result<StepDigest, codec::Error> {
+        let mut logged = step.strays.clone();
+        let mut rollouts = Vec::with_capacity(step.rollouts.len());
+        for rollout in step.rollouts.iter() {
+            for kind in [SignalKind::Forgetting, SignalKind::Boundary, SignalKind::Rare] {
+                if rollout.has_logged(kind) {
+                    logged.insert((rollout.key(), kind));
+                }
+            }
+            let calls = rollout.calls().map(str::to_owned).collect();
+            rollouts.push((rollout.key(), rollout.policy_version(), rollout.archived()?.reward.native(), calls));
+        }
+        Ok(StepDigest {
+            plan: step.plan()?,
+            rollouts,
+            raised: step.raised(),
+            logged,
+            updates: step.updates()?,
+            skipped: step.skipped()?,
+            published: step.published()?,
+        })
     }
 }
 
@@ -74,9 +245,9 @@ pub struct RecordedRound {
 
 impl RecordedRound {
     /// A round that just began.
-    pub fn new(started: &EvolutionStarted) -> RecordedRound {
+    pub fn new(started: EvolutionStarted) -> RecordedRound {
         RecordedRound {
-            started: started.clone(),
+            started,
             reflections: BTreeMap::new(),
             exploration: BTreeMap::new(),
             drafts: BTreeMap::new(),
@@ -105,4 +276,42 @@ pub struct Recorded {
     pub finished_round: Option<u32>,
     /// Whether `RunFinished` is there.
     pub run_finished: bool,
+    /// Buffers of finished steps.
+    #[serde(skip)]
+    spare: Uncompared<Vec<RecordedStep>>,
+}
+
+/// Buffers of at most this many finished steps are kept.
+const MAX_SPARE: usize = 4;
+
+impl Recorded {
+    /// The record of a step, made when missing.
+    pub(super) fn open(&mut self, step: u32, seq: u64) -> &mut RecordedStep {
+        let spare = &mut self.spare.0;
+        self.steps.entry(step).or_insert_with(|| {
+            let mut fresh = spare.pop().unwrap_or_default();
+            fresh.first_seq = seq;
+            fresh
+        })
+    }
+
+    /// A step is finished; returns the sequence number of its first event, if it had one.
+    pub(super) fn finish(&mut self, step: u32) -> Option<u64> {
+        self.finished_step = self.finished_step.max(step);
+        let mut left = self.steps.remove(&step)?;
+        let first = left.first_seq;
+        left.clear();
+        if self.spare.0.len() < MAX_SPARE {
+            self.spare.0.push(left);
+        }
+        Some(first)
+    }
+
+    /// Rollouts of a step in progress, owned, in canonical order; none for other steps.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn rollouts(&self, step: u32) -> Result<Vec<RolloutFinished>, codec::Error> {
+        self.steps.get(&step).map_or(Ok(Vec::new()), |s| s.rollouts.native())
+    }
 }

@@ -1,6 +1,6 @@
 //! The whole state of a run and its fold.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::Write;
 
 use serde::{Deserialize, Serialize};
@@ -9,17 +9,17 @@ use super::distribution::{TaskDistribution, TaskRow};
 use super::drafts::Drafts;
 use super::ledger::PolicyLedger;
 use super::lineage::Lineage;
-use super::metrics::Metrics;
+use super::marks::Marks;
+use super::metrics::{Metrics, RoundMetrics};
 use super::places::Places;
-use super::recorded::{Recorded, RecordedRound, RecordedStep};
+use super::recorded::{Recorded, RecordedRound, RecordedStep, StepDigest};
+use super::series::Uncompared;
 use super::times::StageTimes;
 use crate::decide::contexts::Mark;
 use crate::decide::history::ForgettingHistory;
-use crate::decide::signals::{Attempt, Raised, SignalState, SignalsConfig};
-use crate::event::{Event, Meta, Reward, RolloutKey};
-
-/// Marked rollouts of at most this many steps are kept for the next evolution round.
-pub const MAX_MARKED_STEPS: usize = 64;
+use crate::decide::signals::{Raised, Scratch, SignalState, SignalsConfig, Tried};
+use crate::event::view::{Archived, EventRef, View};
+use crate::event::{ArchivedRolloutFinished, Event, Meta, codec};
 
 /// At most this many anomalies are remembered; later ones are only counted.
 pub const MAX_ANOMALIES: usize = 100;
@@ -90,7 +90,7 @@ pub struct State {
     /// What the signals remember, as of the last closed step.
     pub signals: SignalState,
     /// Marked rollouts since the last evolution round began, by step.
-    pub marks: BTreeMap<u32, Vec<Mark>>,
+    pub marks: Marks,
     /// Ancestry and descent of tasks.
     pub lineage: Lineage,
     /// Drafts.
@@ -112,6 +112,8 @@ pub struct State {
     pub anomalies: VecDeque<String>,
     /// How many anomalies there were.
     pub anomaly_count: u64,
+    #[serde(skip)]
+    scratch: Uncompared<Scratch>,
 }
 
 /// The fold of all events up to and including `seq`.
@@ -134,20 +136,37 @@ impl State {
         self.apply(logged.seq(), logged.event(), logged.meta());
     }
 
-    /// Applies the next event. Events at or before [`State::last_seq`] are in already and ignored. A fact
-    /// that is recorded already (same coordinates) is ignored and noted as an anomaly.
+    /// Applies the next event, one that is not serialised yet. See [`State::apply_view`].
     pub fn apply(&mut self, seq: u64, event: &Event, meta: &Meta) {
+        let kind = event.kind();
+        let facts = codec::facts_bytes(event).map_err(|e| e.to_string());
+        match facts.as_deref().map_err(Clone::clone).and_then(|facts| View::access(kind, facts)) {
+            Ok(view) => self.apply_view(seq, &view, meta),
+            // Beyond what a log can hold.
+            Err(why) => self.note(format!("event {seq}: {} cannot be serialised: {why}", kind.name())),
+        }
+    }
+
+    /// Applies the next event. Events at or before [`State::last_seq`] are in already and ignored. A fact
+    /// that is recorded already (same coordinates), or about a step that is finished, is ignored and noted as an
+    /// anomaly. Allocates only for what the state has to remember for good.
+    pub fn apply_view(&mut self, seq: u64, view: &View<'_>, meta: &Meta) {
         if self.last_seq.is_some_and(|last| seq <= last) {
             return;
         }
         self.last_seq = Some(seq);
-        self.times.apply(event, meta);
+        self.times.apply(view, meta);
+        let event = view.event();
+        if let EventRef::RolloutFinished(e) = event {
+            self.take_rollout(seq, view.facts(), e);
+            return;
+        }
         if self.is_repeated(event) {
-            self.note(format!("event {seq}: {} repeats a recorded fact", event.kind().name()));
+            self.note(format!("event {seq}: {} repeats a recorded fact", view.kind().name()));
             return;
         }
         self.close_before(event);
-        self.fold(seq, event);
+        self.fold(seq, view);
         self.places.apply(seq, event);
     }
 
@@ -158,253 +177,266 @@ impl State {
         }
     }
 
-    fn is_repeated(&self, event: &Event) -> bool {
+    fn take_rollout(&mut self, seq: u64, facts: &[u8], e: &ArchivedRolloutFinished) {
+        let step = e.key.step.to_native();
+        let fault = match self.open_step(step, seq) {
+            None => "comes after the step was finished",
+            Some(open) if open.closed => "comes after the step was closed",
+            Some(open) => match open.rollouts.insert(facts, e) {
+                true => return,
+                false => "repeats a recorded fact",
+            },
+        };
+        self.note(format!("event {seq}: a rollout of step {step} {fault}"));
+    }
+
+    /// Whether a fact is in already. Of a finished step everything is.
+    fn is_repeated(&self, event: EventRef<'_>) -> bool {
         let places = &self.places;
-        let draft = |id: &String| places.drafts.get(id);
+        let draft = |id: &str| places.drafts.get(id);
+        let context = |id: &str| places.contexts.get(id);
+        let in_step = |step: u32, is_in: &dyn Fn(&RecordedStep) -> bool| {
+            places.steps.contains_key(&step) || self.recorded.steps.get(&step).is_some_and(is_in)
+        };
         match event {
-            Event::RunStarted(_) => places.run.is_some(),
-            Event::TaskAdmitted(e) => places.tasks.contains_key(&e.task.id),
-            Event::BatchPlanned(e) => places.plans.contains_key(&e.step),
-            Event::RolloutFinished(e) => places.rollouts.contains_key(&e.key),
-            Event::SignalRaised(e) => places.signals.contains_key(&(e.key.clone(), e.kind)),
-            Event::GradientStepTaken(e) => places.updates.contains_key(&(e.step, e.update)),
-            Event::StepSkipped(e) => {
-                places.steps.contains_key(&e.step)
-                    || self.recorded.steps.get(&e.step).is_some_and(|s| s.skipped.contains_key(&e.update))
+            EventRef::RunStarted(_) => places.run.is_some(),
+            EventRef::TaskAdmitted(e) => places.tasks.contains_key(e.task.id.as_str()),
+            EventRef::BatchPlanned(e) => in_step(e.step.to_native(), &RecordedStep::is_planned),
+            EventRef::SignalRaised(e) => {
+                let (key, kind) = (&e.key, e.kind.native());
+                let (step, draw, k) = (key.step.to_native(), key.draw.to_native(), key.k.to_native());
+                in_step(step, &|open| open.has_logged(step, &key.task, draw, k, kind))
             }
-            Event::EvaluationFinished(e) => {
-                self.metrics.evaluations.get(&e.step).is_some_and(|of| of.contains_key(&e.split))
+            EventRef::GradientStepTaken(e) => {
+                in_step(e.step.to_native(), &|open| open.has_update(e.update.to_native()))
             }
-            Event::EvolutionStarted(e) => places.rounds.contains_key(&e.round),
-            Event::ReflectionWritten(e) => places.contexts.get(&e.context).is_some_and(|c| c.reflection.is_some()),
-            Event::ExplorationStepTaken(e) => {
-                places.contexts.get(&e.context).is_some_and(|c| c.exploration.contains_key(&(e.round, e.step)))
+            EventRef::StepSkipped(e) => in_step(e.step.to_native(), &|open| open.has_skipped(e.update.to_native())),
+            EventRef::EvaluationFinished(e) => {
+                let of_step = self.metrics.evaluations.get(&e.step.to_native());
+                of_step.is_some_and(|of| of.contains_key(e.split.as_str()))
             }
-            Event::DraftProposed(e) => draft(&e.draft).is_some_and(|d| d.proposed.is_some()),
-            Event::DraftValidated(e) => draft(&e.draft).is_some_and(|d| d.validated.is_some()),
-            Event::DraftRejected(e) => draft(&e.draft).is_some_and(|d| d.rejected.is_some()),
-            Event::StepFinished(e) => places.steps.contains_key(&e.step),
+            EventRef::EvolutionStarted(e) => places.rounds.contains_key(&e.round.to_native()),
+            EventRef::ReflectionWritten(e) => context(&e.context).is_some_and(|c| c.reflection.is_some()),
+            EventRef::ExplorationStepTaken(e) => {
+                let at = (e.round.to_native(), e.step.to_native());
+                context(&e.context).is_some_and(|c| c.exploration.contains_key(&at))
+            }
+            EventRef::DraftProposed(e) => draft(&e.draft).is_some_and(|d| d.proposed.is_some()),
+            EventRef::DraftValidated(e) => draft(&e.draft).is_some_and(|d| d.validated.is_some()),
+            EventRef::DraftRejected(e) => draft(&e.draft).is_some_and(|d| d.rejected.is_some()),
+            EventRef::StepFinished(e) => places.steps.contains_key(&e.step.to_native()),
             _ => false,
         }
     }
 
     /// Closes the steps whose rollouts are complete now that this event is here (see the room's page).
-    fn close_before(&mut self, event: &Event) {
+    fn close_before(&mut self, event: EventRef<'_>) {
         let through = match event {
-            Event::SignalRaised(e) => e.key.step,
-            Event::GradientStepTaken(e) => e.step,
-            Event::StepSkipped(e) => e.step,
-            Event::PolicyPublished(e) => e.step,
-            Event::EvaluationFinished(e) => e.step,
-            Event::EvolutionStarted(e) => e.step,
-            Event::StepFinished(e) => e.step,
-            Event::BatchPlanned(e) => e.step.saturating_sub(1),
-            Event::RunFinished(_) => u32::MAX,
+            EventRef::SignalRaised(e) => e.key.step.to_native(),
+            EventRef::GradientStepTaken(e) => e.step.to_native(),
+            EventRef::StepSkipped(e) => e.step.to_native(),
+            EventRef::PolicyPublished(e) => e.step.to_native(),
+            EventRef::EvaluationFinished(e) => e.step.to_native(),
+            EventRef::EvolutionStarted(e) => e.step.to_native(),
+            EventRef::StepFinished(e) => e.step.to_native(),
+            EventRef::BatchPlanned(e) => e.step.to_native().saturating_sub(1),
+            EventRef::RunFinished(_) => u32::MAX,
             _ => return,
         };
-        let open: Vec<u32> = self
-            .recorded
-            .steps
-            .iter()
-            .take_while(|(step, _)| **step <= through)
-            .filter(|(_, recorded)| !recorded.closed && (recorded.plan.is_some() || !recorded.rollouts.is_empty()))
-            .map(|(step, _)| *step)
-            .collect();
-        for step in open {
+        let is_due = |open: &RecordedStep| !open.closed && (open.is_planned() || !open.rollouts.is_empty());
+        while let Some(step) = {
+            let mut upto = self.recorded.steps.range(..=through);
+            upto.find(|(_, open)| is_due(open)).map(|(step, _)| *step)
+        } {
             self.close(step);
         }
     }
 
     fn close(&mut self, step: u32) {
-        let Some(recorded) = self.recorded.steps.get_mut(&step) else { return };
-        let attempts: Vec<Attempt> = recorded.rollouts.values().map(Attempt::of).collect();
-        let raised = self.signals.fold(&self.signals_config, &attempts);
-        self.history.fold(&attempts);
-        self.metrics.close(step, recorded.rollouts.values());
-        if !raised.is_empty() {
-            self.marks.insert(step, raised.iter().map(Mark::from).collect());
+        let Some(open) = self.recorded.steps.get_mut(&step) else { return };
+        let RecordedStep { rollouts, raised, closed, .. } = open;
+        let (n, at) = (rollouts.len(), |place| rollouts.at(place));
+        let scratch = &mut self.scratch.0;
+        self.signals.fold_ordered(&self.signals_config, scratch, n, &at, &mut |place, mean, because| {
+            raised.push(place, at(place).score().unwrap_or_default(), mean, &because);
+        });
+        self.history.fold_ordered(n, &at);
+        self.metrics.close(step, rollouts);
+        self.marks.close(step, raised, rollouts);
+        for (place, kind) in raised.kinds() {
+            rollouts.note_raised(place, kind);
         }
-        while self.marks.len() > MAX_MARKED_STEPS {
-            self.marks.pop_first();
-        }
-        recorded.raised = raised;
-        recorded.closed = true;
+        *closed = true;
     }
 
-    fn fold(&mut self, seq: u64, event: &Event) {
-        match event {
-            Event::RunStarted(e) => {
+    fn fold(&mut self, seq: u64, view: &View<'_>) {
+        match view.event() {
+            EventRef::RunStarted(e) => {
+                let e = e.native();
+                let changed = self.change_settings(&e.settings);
                 self.run = Some(RunInfo {
-                    run_id: e.run_id.clone(),
+                    run_id: e.run_id,
                     seed: e.seed,
-                    settings: e.settings.clone(),
-                    code_version: e.code_version.clone(),
-                    policy_digest: e.policy_digest.clone(),
-                    environment: e.environment.clone(),
+                    settings: e.settings,
+                    code_version: e.code_version,
+                    policy_digest: e.policy_digest,
+                    environment: e.environment,
                 });
-                if let Err(fault) = self.change_settings(&e.settings) {
+                if let Err(fault) = changed {
                     self.note(format!("event {seq}: {fault}"));
                 }
             }
-            Event::TaskAdmitted(e) => {
+            EventRef::TaskAdmitted(e) => {
                 self.tasks.admit(e);
-                if let Some(draft) = &e.draft {
+                if let Some(draft) = e.draft.as_ref() {
                     self.drafts.admit(draft);
                     self.in_round_of_draft(draft, |round| round.admitted += 1);
                     if let Some(round) = &mut self.recorded.round {
-                        round.admitted.insert(draft.clone());
+                        round.admitted.insert(draft.as_str().to_owned());
                     }
                 }
             }
-            Event::BatchPlanned(e) => {
+            EventRef::BatchPlanned(e) => {
+                let step = e.step.to_native();
                 self.tasks.plan(e);
-                let metrics = self.metrics.steps.entry(e.step).or_default();
-                metrics.policy_version = e.policy_version;
+                let metrics = self.metrics.steps.get_or_default(step);
+                metrics.policy_version = e.policy_version.to_native();
                 metrics.groups = e.groups.len() as u32;
-                if let Some(step) = self.open_step(e.step) {
-                    step.plan = Some(e.clone());
+                if let Some(open) = self.open_step(step, seq) {
+                    open.keep_plan(view.facts());
                 }
             }
-            Event::RolloutFinished(e) => {
-                let fits = self.open_step(e.key.step).filter(|step| !step.closed);
-                match fits {
-                    Some(step) => {
-                        step.rollouts.insert(e.key.clone(), e.clone());
-                    }
-                    None => {
-                        self.note(format!("event {seq}: a rollout of step {} after the step was closed", e.key.step))
-                    }
+            // Taken before: nothing else concerns it.
+            EventRef::RolloutFinished(_) => {}
+            EventRef::SignalRaised(e) => {
+                let (key, kind) = (&e.key, e.kind.native());
+                let (step, draw, k) = (key.step.to_native(), key.draw.to_native(), key.k.to_native());
+                self.metrics.steps.get_or_default(step).signals.add(kind);
+                let open = self.open_step(step, seq);
+                if open.is_some_and(|open| !open.note_logged(step, &key.task, draw, k, kind)) {
+                    self.note(format!("event {seq}: a {kind:?} signal that does not follow from the rollouts"));
                 }
             }
-            Event::SignalRaised(e) => {
-                let metrics = self.metrics.steps.entry(e.key.step).or_default();
-                *metrics.signals.entry(e.kind).or_insert(0) += 1;
-                let mut follows = true;
-                if let Some(step) = self.open_step(e.key.step) {
-                    follows = step.raised.iter().any(|r| r.kind == e.kind && r.key == e.key);
-                    step.logged.insert((e.key.clone(), e.kind));
-                }
-                if !follows {
-                    self.note(format!("event {seq}: a {:?} signal that does not follow from the rollouts", e.kind));
-                }
-            }
-            Event::GradientStepTaken(e) => {
+            EventRef::GradientStepTaken(e) => {
                 self.lineage.train(e);
                 self.ledger.update(e);
                 self.metrics.update(e);
-                if let Some(step) = self.open_step(e.step) {
-                    step.updates.insert(e.update, e.clone());
+                if let Some(open) = self.open_step(e.step.to_native(), seq) {
+                    open.keep_update(e.update.to_native(), view.facts());
                 }
             }
-            Event::StepSkipped(e) => {
-                self.metrics.steps.entry(e.step).or_default().skipped += 1;
-                if let Some(step) = self.open_step(e.step) {
-                    step.skipped.insert(e.update, e.clone());
+            EventRef::StepSkipped(e) => {
+                self.metrics.steps.get_or_default(e.step.to_native()).skipped += 1;
+                if let Some(open) = self.open_step(e.step.to_native(), seq) {
+                    open.keep_skipped(e.update.to_native(), view.facts());
                 }
             }
-            Event::PolicyPublished(e) => {
+            EventRef::PolicyPublished(e) => {
                 self.ledger.publish(e);
-                if e.step > 0
-                    && let Some(step) = self.open_step(e.step)
+                if e.step.to_native() > 0
+                    && let Some(open) = self.open_step(e.step.to_native(), seq)
                 {
-                    step.published = Some(e.clone());
+                    open.keep_published(view.facts());
                 }
             }
-            Event::EvaluationFinished(e) => self.metrics.evaluate(e),
-            Event::EvolutionStarted(_)
-            | Event::ReflectionWritten(_)
-            | Event::ExplorationStepTaken(_)
-            | Event::DraftProposed(_)
-            | Event::DraftValidated(_)
-            | Event::DraftRejected(_)
-            | Event::EvolutionFinished(_) => self.fold_evolution(event),
-            Event::StepFinished(e) => {
-                let metrics = self.metrics.steps.entry(e.step).or_default();
-                metrics.tasks = self.tasks.by_origin();
+            EventRef::EvaluationFinished(e) => self.metrics.evaluate(e),
+            EventRef::EvolutionStarted(_)
+            | EventRef::ReflectionWritten(_)
+            | EventRef::ExplorationStepTaken(_)
+            | EventRef::DraftProposed(_)
+            | EventRef::DraftValidated(_)
+            | EventRef::DraftRejected(_)
+            | EventRef::EvolutionFinished(_) => self.fold_evolution(view.event()),
+            EventRef::StepFinished(e) => {
+                let step = e.step.to_native();
+                let tasks = self.tasks.tally();
+                let metrics = self.metrics.steps.get_or_default(step);
+                metrics.tasks = tasks;
                 metrics.finished = true;
-                self.recorded.steps.remove(&e.step);
-                self.recorded.finished_step = self.recorded.finished_step.max(e.step);
+                let first = self.recorded.finish(step);
+                self.places.finish(step, first, seq);
             }
-            Event::RunFinished(_) => self.recorded.run_finished = true,
-            Event::CheckpointSaved(_)
-            | Event::RunResumed(_)
-            | Event::FailureNoted(_)
-            | Event::BranchCreated(_)
-            | Event::BranchUndone(_)
-            | Event::BranchDeleted(_)
-            | Event::GarbageCollected(_) => {}
+            EventRef::RunFinished(_) => self.recorded.run_finished = true,
+            EventRef::CheckpointSaved(_)
+            | EventRef::RunResumed(_)
+            | EventRef::FailureNoted(_)
+            | EventRef::BranchCreated(_)
+            | EventRef::BranchUndone(_)
+            | EventRef::BranchDeleted(_)
+            | EventRef::GarbageCollected(_) => {}
         }
     }
 
-    fn fold_evolution(&mut self, event: &Event) {
+    fn fold_evolution(&mut self, event: EventRef<'_>) {
         let round = self.recorded.round.as_mut();
         match event {
-            Event::EvolutionStarted(e) => {
+            EventRef::EvolutionStarted(e) => {
                 // Marks of later steps, should there be any, wait for the next round.
-                self.marks = self.marks.split_off(&e.step.saturating_add(1));
+                self.marks.forget_through(e.step.to_native());
                 self.lineage.start(e);
                 self.metrics.start_round(e);
-                self.recorded.round = Some(RecordedRound::new(e));
+                self.recorded.round = Some(RecordedRound::new(e.native()));
             }
-            Event::ReflectionWritten(e) => {
+            EventRef::ReflectionWritten(e) => {
                 self.lineage.reflect(e);
                 if let Some(round) = round {
-                    round.reflections.insert(e.context.clone(), e.clone());
+                    round.reflections.insert(e.context.as_str().to_owned(), e.native());
                 }
             }
-            Event::ExplorationStepTaken(e) => {
+            EventRef::ExplorationStepTaken(e) => {
                 self.lineage.explore(e);
                 if let Some(round) = round {
-                    round.exploration.insert((e.context.clone(), e.round, e.step), e.clone());
+                    let at = (e.context.as_str().to_owned(), e.round.to_native(), e.step.to_native());
+                    round.exploration.insert(at, e.native());
                 }
                 self.in_round_of_context(&e.context, |round| round.exploration_steps += 1);
             }
-            Event::DraftProposed(e) => {
+            EventRef::DraftProposed(e) => {
                 self.lineage.propose(e);
                 self.drafts.propose(e);
                 if let Some(round) = round {
-                    round.drafts.insert(e.draft.clone(), e.clone());
+                    round.drafts.insert(e.draft.as_str().to_owned(), e.native());
                 }
                 self.in_round_of_context(&e.context, |round| round.drafts += 1);
             }
-            Event::DraftValidated(e) => {
+            EventRef::DraftValidated(e) => {
                 self.drafts.validate(e);
                 if let Some(round) = round {
-                    round.validated.insert(e.draft.clone(), e.clone());
+                    round.validated.insert(e.draft.as_str().to_owned(), e.native());
                 }
             }
-            Event::DraftRejected(e) => {
+            EventRef::DraftRejected(e) => {
                 self.drafts.reject(e);
                 if let Some(round) = round {
-                    round.rejected.insert(e.draft.clone(), e.clone());
+                    round.rejected.insert(e.draft.as_str().to_owned(), e.native());
                 }
-                let reason = e.reason.clone();
+                let reason = e.reason.as_str().to_owned();
                 self.in_round_of_draft(&e.draft, |round| *round.rejected.entry(reason).or_insert(0) += 1);
             }
-            Event::EvolutionFinished(e) => {
+            EventRef::EvolutionFinished(e) => {
                 self.metrics.finish_round(e);
                 self.recorded.round = None;
-                self.recorded.finished_round = Some(e.round);
+                self.recorded.finished_round = Some(e.round.to_native());
             }
             _ => {}
         }
     }
 
     /// The record of an unfinished step, made when missing; `None` for finished ones.
-    fn open_step(&mut self, step: u32) -> Option<&mut RecordedStep> {
+    fn open_step(&mut self, step: u32, seq: u64) -> Option<&mut RecordedStep> {
         if self.places.steps.contains_key(&step) {
             return None;
         }
-        Some(self.recorded.steps.entry(step).or_default())
+        Some(self.recorded.open(step, seq))
     }
 
-    fn in_round_of_context(&mut self, context: &str, change: impl FnOnce(&mut super::metrics::RoundMetrics)) {
+    fn in_round_of_context(&mut self, context: &str, change: impl FnOnce(&mut RoundMetrics)) {
         if let Some(round) = self.lineage.contexts.get(context).map(|c| c.round) {
             change(self.metrics.rounds.entry(round).or_default());
         }
     }
 
-    fn in_round_of_draft(&mut self, draft: &str, change: impl FnOnce(&mut super::metrics::RoundMetrics)) {
+    fn in_round_of_draft(&mut self, draft: &str, change: impl FnOnce(&mut RoundMetrics)) {
         if let Some(context) = self.drafts.drafts.get(draft).map(|d| d.context.clone()) {
             self.in_round_of_context(&context, change);
         }
@@ -424,20 +456,48 @@ impl State {
     /// Signals that the rollouts of a step raise and that are not in the log yet, in canonical order. Valid
     /// when all rollouts of the step are applied, before and after it was closed.
     pub fn due_signals(&self, step: u32) -> Vec<Raised> {
-        let Some(recorded) = self.recorded.steps.get(&step) else { return Vec::new() };
-        let raised = if recorded.closed {
-            recorded.raised.clone()
+        let Some(open) = self.recorded.steps.get(&step) else { return Vec::new() };
+        let mut raised = if open.closed {
+            open.raised()
         } else {
-            let attempts: Vec<Attempt> = recorded.rollouts.values().map(Attempt::of).collect();
-            self.signals.clone().fold(&self.signals_config, &attempts)
+            let (mut raised, at) = (Vec::new(), |place| open.rollouts.at(place));
+            let (mut signals, mut scratch) = (self.signals.clone(), Scratch::default());
+            signals.fold_ordered(
+                &self.signals_config,
+                &mut scratch,
+                open.rollouts.len(),
+                &at,
+                &mut |place, group_mean, because| {
+                    let rollout = at(place);
+                    raised.push(Raised {
+                        key: rollout.key(),
+                        kind: because.kind(),
+                        because: because.json(),
+                        score: rollout.score().unwrap_or_default(),
+                        group_mean,
+                    });
+                },
+            );
+            raised
         };
-        raised.into_iter().filter(|r| !recorded.logged.contains(&(r.key.clone(), r.kind))).collect()
+        raised.retain(|r| !open.has_logged(r.key.step, &r.key.task, r.key.draw, r.key.k, r.kind));
+        raised
+    }
+
+    /// The events (first, last) among which everything about a step stands: for a finished step up to its end, for one
+    /// in progress up to the last event; `None` for a step the log knows nothing of.
+    pub fn stretch(&self, step: u32) -> Option<(u64, u64)> {
+        match (self.places.steps.get(&step), self.recorded.steps.get(&step)) {
+            (Some(place), _) => Some((place.first, place.last)),
+            (None, Some(open)) => Some((open.first_seq, self.last_seq.unwrap_or(open.first_seq))),
+            (None, None) => None,
+        }
     }
 
     /// Marked rollouts since the last evolution round, for
     /// [`select_contexts`](crate::decide::contexts::select_contexts).
     pub fn marked(&self) -> Vec<Mark> {
-        self.marks.values().flatten().cloned().collect()
+        self.marks.native()
     }
 
     /// Rows of `coevolve tasks`, by task id.
@@ -477,41 +537,15 @@ impl State {
         part(&mut hasher, "drafts", &self.drafts);
         part(&mut hasher, "ledger", &self.ledger);
         part(&mut hasher, "metrics", &self.metrics);
-        let progress: Vec<_> = self.recorded.steps.iter().map(|(step, r)| (step, StepDigest::of(r))).collect();
-        part(&mut hasher, "steps", &progress);
+        let steps = self.recorded.steps.iter().map(|(step, open)| Ok((step, StepDigest::of(open)?)));
+        match steps.collect::<Result<Vec<_>, codec::Error>>() {
+            Ok(progress) => part(&mut hasher, "steps", &progress),
+            Err(fault) => part(&mut hasher, "steps", &fault.to_string()),
+        }
         part(&mut hasher, "round", &self.recorded.round);
         let marks = (self.recorded.finished_step, self.recorded.finished_round, self.recorded.run_finished);
         part(&mut hasher, "finished", &marks);
         hasher.finalize().to_hex().to_string()
-    }
-}
-
-/// A step in progress for the digest: rollouts without their tokens, which the facts digest covers.
-#[derive(Serialize)]
-struct StepDigest<'a> {
-    plan: &'a Option<crate::event::BatchPlanned>,
-    rollouts: Vec<(&'a RolloutKey, u32, &'a Reward, Vec<String>)>,
-    raised: &'a [Raised],
-    logged: &'a std::collections::BTreeSet<(RolloutKey, crate::event::SignalKind)>,
-    updates: &'a BTreeMap<u32, crate::event::GradientStepTaken>,
-    skipped: &'a BTreeMap<u32, crate::event::StepSkipped>,
-    published: &'a Option<crate::event::PolicyPublished>,
-}
-
-impl<'a> StepDigest<'a> {
-    fn of(step: &'a RecordedStep) -> StepDigest<'a> {
-        let light = |(key, r): (&'a RolloutKey, &'a crate::event::RolloutFinished)| {
-            (key, r.policy_version, &r.reward, Attempt::of(r).calls)
-        };
-        StepDigest {
-            plan: &step.plan,
-            rollouts: step.rollouts.iter().map(light).collect(),
-            raised: &step.raised,
-            logged: &step.logged,
-            updates: &step.updates,
-            skipped: &step.skipped,
-            published: &step.published,
-        }
     }
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::{Event, Kind, Meta};
+use super::series::Series;
+use crate::event::view::{EventRef, View};
+use crate::event::{Kind, Meta};
 
 /// Work of one kind of event.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -27,7 +29,7 @@ pub struct StageTimes {
     /// Per evolution round its duration, microseconds, as its last event says.
     pub rounds_us: BTreeMap<u32, u64>,
     /// Per training step its duration, microseconds, as `StepFinished` says.
-    pub steps_us: BTreeMap<u32, u64>,
+    pub steps_us: Series<u32, u64>,
     /// Wall clock of the first event, ms since the Unix epoch; 0 = not known.
     pub first_ms: u64,
     /// Wall clock of the latest event, ms since the Unix epoch.
@@ -40,8 +42,8 @@ pub struct StageTimes {
 
 impl StageTimes {
     /// Takes an event's meta.
-    pub fn apply(&mut self, event: &Event, meta: &Meta) {
-        let kind = self.kinds.entry(event.kind()).or_default();
+    pub fn apply(&mut self, view: &View<'_>, meta: &Meta) {
+        let kind = self.kinds.entry(view.kind()).or_default();
         kind.events += 1;
         kind.duration_us = kind.duration_us.saturating_add(meta.duration_us);
         kind.llm_prompt_tokens = kind.llm_prompt_tokens.saturating_add(meta.llm_prompt_tokens);
@@ -52,15 +54,15 @@ impl StageTimes {
             }
             self.last_ms = self.last_ms.max(meta.time_ms);
         }
-        match event {
-            Event::EvolutionFinished(e) => {
-                self.rounds_us.insert(e.round, meta.duration_us);
+        match view.event() {
+            EventRef::EvolutionFinished(e) => {
+                self.rounds_us.insert(e.round.to_native(), meta.duration_us);
             }
-            Event::StepFinished(e) => {
-                self.steps_us.insert(e.step, meta.duration_us);
+            EventRef::StepFinished(e) => {
+                self.steps_us.insert(e.step.to_native(), meta.duration_us);
             }
-            Event::RunResumed(_) => self.resumes += 1,
-            Event::FailureNoted(_) => self.failures += 1,
+            EventRef::RunResumed(_) => self.resumes += 1,
+            EventRef::FailureNoted(_) => self.failures += 1,
             _ => {}
         }
     }

@@ -191,7 +191,7 @@ impl Run {
             let contexts = unguided(self.settings.env.seed_tasks as usize * 2);
             return EvolutionStarted { round, step, mode: "random".into(), contexts };
         }
-        let marks: Vec<_> = state.marks.values().flatten().cloned().collect();
+        let marks: Vec<_> = state.marked();
         let guided = select_contexts(&marks, round, max);
         let mode = self.settings.evolve.mode.clone();
         let contexts = if mode == "random" { unguided(guided.len()) } else { guided };

@@ -3,10 +3,11 @@
 use super::RunError;
 use super::policy::{Trainee, Update};
 use crate::config;
-use crate::event::digest::{Digest, FactKey, FactsDigest, fact_key};
+use crate::event::digest::{Digest, FactKey, FactsDigest, fact_hash, fact_key, key_bytes};
+use crate::event::view::View;
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
 use crate::log::{
-    BranchId, Collect, Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription, snapshot,
+    BranchId, Collect, Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription, Swept, snapshot,
 };
 use crate::project::{State, fold_version};
 use crate::world::{Stopwatch, now_ms};
@@ -19,9 +20,9 @@ pub(super) struct Ledger {
     inbox: Subscription,
     state: State,
     facts: FactsDigest,
-    /// Facts of the unfinished step, recorded or on their way: key -> hash. Only looked up by key, so the
-    /// order of a `HashMap` does not matter.
-    open: HashMap<FactKey, Digest>,
+    /// Facts of the unfinished step, recorded or on their way: key ([`key_bytes`]) -> hash. Only looked up by key, so
+    /// the order of a `HashMap` does not matter.
+    open: HashMap<Vec<u8>, Digest>,
 }
 
 impl Ledger {
@@ -42,28 +43,28 @@ impl Ledger {
 
     fn over(log: Log) -> Result<Ledger, RunError> {
         let inbox = log.published();
-        let (state, facts) = folded(log.reader(), log.branch(), log.head());
+        let (mut state, mut facts) = folded(log.reader(), log.branch(), log.head());
         let from = state.last_seq.map_or(1, |seq| seq + 1);
-        let mut ledger = Ledger { inbox, state, facts, open: HashMap::new(), log };
-        for stamped in ledger.log.read(ledger.log.branch(), from)? {
-            let stamped = stamped?;
-            ledger.fold(stamped.seq, &stamped.event, &stamped.meta)?;
-        }
-        Ok(ledger)
+        log.reader().sweep(log.branch(), from, log.head(), |Swept { seq, view, meta }| {
+            state.apply_view(seq, &view, &meta);
+            facts.add_view(&view).map_err(LogError::from)
+        })?;
+        let open = facts.open().map(|(key, hash)| (key.to_vec(), hash)).collect();
+        Ok(Ledger { inbox, state, facts, open, log })
     }
 
+    /// Takes in an event that became durable.
     fn fold(&mut self, seq: u64, event: &Event, meta: &Meta) -> Result<(), RunError> {
         if self.state.last_seq.is_some_and(|last| seq <= last) {
             return Ok(());
         }
-        self.state.apply(seq, event, meta);
-        self.facts.add(event).map_err(|e| RunError::internal("facts digest", e))?;
-        if let Some(key) = fact_key(event) {
-            if event.kind() == Kind::StepFinished {
-                self.open.clear();
-            } else {
-                self.open.insert(key, hash(event)?);
-            }
+        let facts = serialised(event)?;
+        let view = View::access(event.kind(), &facts).map_err(|e| RunError::internal("a fact", e))?;
+        self.state.apply_view(seq, &view, meta);
+        // Facts are in `open` since they were recorded.
+        self.facts.add_view(&view).map_err(|e| RunError::internal("facts digest", e))?;
+        if event.kind() == Kind::StepFinished {
+            self.open.clear();
         }
         Ok(())
     }
@@ -112,12 +113,16 @@ impl Ledger {
     ) -> Result<(), RunError> {
         let event = event.into();
         let meta = Meta { llm_prompt_tokens: tokens.0, llm_completion_tokens: tokens.1, ..meta(duration_us) };
-        let Some(key) = fact_key(&event) else { return self.append(event, meta) };
-        let new = hash(&event)?;
+        let (mut key, facts) = (Vec::new(), serialised(&event)?);
+        let view = View::access(event.kind(), &facts).map_err(|e| RunError::internal("a fact", e))?;
+        if !key_bytes(&view, &mut key) {
+            return self.append(event, meta);
+        }
+        let new = fact_hash(&view).map_err(|e| RunError::internal("serialising a fact", e))?;
         match self.open.get(&key) {
             Some(old) if *old == new => Ok(()),
             Some(old) => Err(RunError::Diverged {
-                what: format!("{key:?}"),
+                what: fact_key(&event).map_or_else(String::new, |key| format!("{key:?}")),
                 recorded: old.to_string(),
                 computed: new.to_string(),
             }),
@@ -165,10 +170,11 @@ impl Ledger {
 
     /// A recorded rollout, from disk.
     pub(super) fn rollout(&self, key: &RolloutKey) -> Result<Option<RolloutFinished>, RunError> {
-        let Some(seq) = self.state.places.rollouts.get(key) else { return Ok(None) };
-        match self.log.reader().event(self.log.branch(), *seq)?.event {
-            Event::RolloutFinished(rollout) => Ok(Some(rollout)),
-            other => Err(RunError::internal("place of a rollout", other.kind().name())),
+        let Some((first, last)) = self.state.stretch(key.step) else { return Ok(None) };
+        match self.log.reader().fact(self.log.branch(), first, last, &FactKey::Rollout(key.clone()))? {
+            Some((_, Event::RolloutFinished(rollout))) => Ok(Some(rollout)),
+            Some((_, other)) => Err(RunError::internal("place of a rollout", other.kind().name())),
+            None => Ok(None),
         }
     }
 }
@@ -194,10 +200,10 @@ struct Kept {
 /// Those of reading the log.
 pub fn state_at(reader: &Reader, branch: BranchId, upto: u64) -> Result<State, RunError> {
     let (mut state, _) = folded(reader, branch, upto);
-    for stamped in reader.read_as_of(branch, state.last_seq.map_or(1, |seq| seq + 1), upto)? {
-        let stamped = stamped?;
-        state.apply(stamped.seq, &stamped.event, &stamped.meta);
-    }
+    reader.sweep(branch, state.last_seq.map_or(1, |seq| seq + 1), upto, |Swept { seq, view, meta }| {
+        state.apply_view(seq, &view, &meta);
+        Ok::<_, RunError>(())
+    })?;
     Ok(state)
 }
 
@@ -240,7 +246,7 @@ impl Past {
         }
         let mut open: BTreeMap<u32, BTreeMap<RolloutKey, RolloutFinished>> = BTreeMap::new();
         // Nothing of a later step stands before the end of this one.
-        let begin = self.state.places.steps.get(&from).copied().unwrap_or(1);
+        let begin = self.state.places.steps.get(&from).map_or(1, |place| place.last);
         for stamped in self.reader.read(MAIN, begin)? {
             match stamped?.event {
                 Event::RolloutFinished(r) if r.key.step > from => {
@@ -279,9 +285,8 @@ impl Past {
     }
 }
 
-fn hash(event: &Event) -> Result<Digest, RunError> {
-    let bytes = codec::facts_bytes(event).map_err(|e| RunError::internal("serialising a fact", e))?;
-    Ok(Digest::of(&bytes))
+fn serialised(event: &Event) -> Result<Vec<u8>, RunError> {
+    codec::facts_bytes(event).map_err(|e| RunError::internal("serialising a fact", e))
 }
 
 fn meta(duration_us: u64) -> Meta {

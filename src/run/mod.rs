@@ -223,7 +223,8 @@ impl Run {
 
     /// Which groups a step trains on.
     fn plan(&mut self, step: u32) -> Result<BatchPlanned, RunError> {
-        if let Some(plan) = self.ledger.state().recorded.steps.get(&step).and_then(|s| s.plan.clone()) {
+        let recorded = self.ledger.state().recorded.steps.get(&step).map(|s| s.plan()).transpose();
+        if let Some(plan) = recorded.map_err(|e| RunError::internal("a recorded plan", e))?.flatten() {
             return Ok(plan);
         }
         let batch = &self.settings.batch;
@@ -254,12 +255,13 @@ impl Run {
     /// The step's optimiser updates, and the policy version they make.
     fn learn(&mut self, step: u32, observer: &mut dyn Observer) -> Result<(), RunError> {
         let recorded = self.ledger.state().recorded.steps.get(&step);
-        if recorded.is_some_and(|r| r.published.is_some()) {
+        if recorded.is_some_and(|r| r.is_published()) {
             // `restore` has recomputed this step: the learner stands behind it already.
             return Ok(());
         }
         observer.progress(Progress::Learning { step });
-        let rollouts = recorded.map(|r| r.rollouts.values().cloned().collect()).unwrap_or_default();
+        let rollouts = self.ledger.state().recorded.rollouts(step);
+        let rollouts = rollouts.map_err(|e| RunError::internal("recorded rollouts", e))?;
         let watch = Stopwatch::start();
         let updates = self.trainee.learn(step, rollouts)?;
         let spent = watch.micros();

@@ -16,7 +16,7 @@ impl Run {
         if recorded.is_some_and(|r| r.closed) {
             return Ok(());
         }
-        let have: BTreeSet<RolloutKey> = recorded.map(|r| r.rollouts.keys().cloned().collect()).unwrap_or_default();
+        let have: BTreeSet<RolloutKey> = recorded.map(|r| r.rollouts.keys().collect()).unwrap_or_default();
         let mut groups = Vec::new();
         for (index, (task, draw)) in plan.groups.iter().enumerate() {
             let Some(entry) = self.ledger.state().tasks.tasks.get(task) else {

@@ -79,8 +79,8 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
     };
     let mut signals: BTreeMap<String, u64> = BTreeMap::new();
     for step in state.metrics.steps.values() {
-        for (kind, n) in &step.signals {
-            *signals.entry(word(kind)).or_default() += u64::from(*n);
+        for (kind, n) in step.signals.iter() {
+            *signals.entry(word(kind)).or_default() += u64::from(n);
         }
     }
     let mut rejected: BTreeMap<String, u64> = BTreeMap::new();
@@ -116,7 +116,7 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
         latencies: Vec::new(),
         events,
         facts_digest,
-        weights_hash: state.ledger.current().map(|(_, v)| v.weights_hash.clone()),
+        weights_hash: state.ledger.current().map(|(_, v)| v.weights_hash.to_string()),
         failures: state.times.failures,
         anomalies: state.anomaly_count,
     })

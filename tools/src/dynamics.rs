@@ -187,7 +187,7 @@ fn row(state: &State, step: u32) -> Row {
         row.rollouts = Some(m.rollouts);
         row.mean_reward = m.mean_reward;
         row.pass_rate = m.pass_rate;
-        row.signals = SIGNALS.iter().map(|(kind, _)| (*kind, m.signals.get(kind).copied().unwrap_or(0))).collect();
+        row.signals = SIGNALS.iter().map(|(kind, _)| (*kind, m.signals.get(*kind))).collect();
         row.loss = m.loss;
         row.kl = m.kl;
         row.entropy = m.entropy;

@@ -170,10 +170,7 @@ fn rare_counts_itself_first() {
     let mut state = SignalState::default();
     // N = 4: x 2/4 = 50 %. N = 7: x 3/7 = 43 %. Nothing is below 30 %.
     assert_eq!(state.fold(&config, &list), []);
-    assert_eq!(
-        (state.counted, state.patterns[&vec!["x".to_owned()]], state.patterns[&vec!["a".to_owned()]]),
-        (7, 3, 4)
-    );
+    assert_eq!((state.counted, state.patterns.get(&["x"]), state.patterns.get(&["a"])), (7, 3, 4));
     // y: 1/8 = 12.5 % but seen once; again: 2/9 = 22.2 % and seen twice; again 3/10 = 30 % is not below.
     let ys: Vec<Attempt> = (0..3).map(|k| attempt(2, "t", k, Some(0.0), &["y"])).collect();
     let raised = state.fold(&config, &ys);

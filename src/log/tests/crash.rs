@@ -208,8 +208,7 @@ fn kill_in_one_folder(folder: u64, rounds: u64) {
     let acknowledged = Done::all(&std::fs::read(dir.path().join("acknowledged")).unwrap());
     let count = |is: fn(&Done) -> bool| acknowledged.iter().filter(|done| is(done)).count();
     let forked = count(|d| matches!(d, Done::Forked { .. }));
-    let (undone, deleted) =
-        (count(|d| matches!(d, Done::Undone { .. })), count(|d| matches!(d, Done::Deleted { .. })));
+    let (undone, deleted) = (count(|d| matches!(d, Done::Undone { .. })), count(|d| matches!(d, Done::Deleted { .. })));
     eprintln!("{rounds} kills, {most} events, {forked} forks, {undone} undone, {deleted} deleted");
     assert!(rounds < ROUNDS || (forked > 0 && undone > 0 && deleted > 0), "{forked} {undone} {deleted}");
     drop(Log::open(&run, Options::default()).unwrap());

@@ -10,6 +10,7 @@ mod packed;
 mod salvage;
 mod snapshot;
 mod stream;
+mod sweep;
 
 use super::*;
 use crate::event::samples;
@@ -48,7 +49,16 @@ pub(super) fn written(dir: &Path, n: u32, options: Options) {
 }
 
 pub(super) fn read_all(dir: &Path, branch: BranchId) -> Vec<Stamped> {
-    Reader::open(dir).unwrap().read(branch, 1).unwrap().map(|e| e.unwrap()).collect()
+    let reader = Reader::open(dir).unwrap();
+    let read: Vec<Stamped> = reader.read(branch, 1).unwrap().map(|e| e.unwrap()).collect();
+    let mut swept = Vec::new();
+    let sweep = reader.sweep(branch, 1, u64::MAX, |s| {
+        swept.push((s.seq, s.view.native(), s.meta));
+        Ok::<_, Error>(())
+    });
+    sweep.unwrap();
+    assert!(swept.iter().eq(read.iter().map(|s| (s.seq, s.event.clone(), s.meta.clone())).collect::<Vec<_>>().iter()));
+    read
 }
 
 /// The only segment of a small run.

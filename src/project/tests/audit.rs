@@ -2,20 +2,39 @@ use serde_json::json;
 
 use super::fold::{fold, logged};
 use super::*;
+use crate::event::digest::{FactKey, fact_key};
 use crate::project::audit::{AuditError, audit};
 use crate::project::audit_tree::render;
-use crate::project::{Audit, State};
+use crate::project::{Audit, Lookup, State};
 
 fn run() -> (State, Vec<(u64, Event, Meta)>) {
     let events = small_run();
     (fold(&events), logged(&events))
 }
 
+/// A log of which `event` gives an event as it should be, or not.
+struct Log<F>(F);
+
+impl<F: FnMut(u64) -> Result<Event, String>> Lookup for Log<F> {
+    fn event(&mut self, seq: u64) -> Result<Event, String> {
+        self.0(seq)
+    }
+
+    fn fact(&mut self, first: u64, last: u64, key: &FactKey) -> Result<Option<(u64, Event)>, String> {
+        for seq in first..=last {
+            let event = self.0(seq)?;
+            if fact_key(&event).as_ref() == Some(key) {
+                return Ok(Some((seq, event)));
+            }
+        }
+        Ok(None)
+    }
+}
+
 fn of(asked: &str) -> Result<Audit, AuditError> {
     let (state, log) = run();
-    audit(&state, asked, &mut |seq| {
-        log.iter().find(|e| e.0 == seq).map(|e| e.1.clone()).ok_or_else(|| "gone".to_owned())
-    })
+    let event = |seq| log.iter().find(|e| e.0 == seq).map(|e| e.1.clone()).ok_or_else(|| "gone".to_owned());
+    audit(&state, asked, &mut Log(event))
 }
 
 #[test]
@@ -75,9 +94,9 @@ fn drafts_can_be_audited_by_draft_or_task_id_or_prefix() {
 #[test]
 fn a_log_that_does_not_answer_is_named() {
     let (state, log) = run();
-    let gone = audit(&state, "n", &mut |_| Err("gone".into()));
+    let gone = audit(&state, "n", &mut Log(|_| Err("gone".into())));
     assert!(matches!(gone, Err(AuditError::Fetch { detail, .. }) if detail == "gone"));
-    let wrong = audit(&state, "n", &mut |_| Ok(log[0].1.clone()));
+    let wrong = audit(&state, "n", &mut Log(|_| Ok(log[0].1.clone())));
     assert!(matches!(wrong, Err(AuditError::Fetch { detail, .. }) if detail == "found run_started"));
 }
 

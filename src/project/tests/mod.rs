@@ -2,6 +2,7 @@
 
 mod audit;
 mod fold;
+mod model;
 mod properties;
 
 use crate::event::*;

@@ -61,13 +61,10 @@ fn read_state(dir: &Path, branch: &str, at: u64) -> Result<State, coevolve::log:
     let reader = Reader::open(dir)?;
     let id = reader.branch(branch)?;
     let mut state = State::new();
-    for stamped in reader.read(id, 1)? {
-        let stamped = stamped?;
-        if stamped.seq > at {
-            break;
-        }
-        state.apply(stamped.seq, &stamped.event, &stamped.meta);
-    }
+    reader.sweep(id, 1, at, |swept| {
+        state.apply_view(swept.seq, &swept.view, &swept.meta);
+        Ok::<_, coevolve::log::Error>(())
+    })?;
     Ok(state)
 }
 
