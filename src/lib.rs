@@ -13,7 +13,8 @@
 //!    beside them; `schema/` describes every field and holds golden bytes.
 //! 3. [`log`]: the journal (acknowledges), the sled copy (answers without the journal), readers that tail a
 //!    running run, `verify`, `repair` and `salvage`, `export` and `import`.
-//! 4. [`project`]: pure folds: who is in D, what was forgotten, where a task comes from, what is in progress.
+//! 4. [`project`]: pure folds over events where they lie in the log ([`event::view`]): who is in D, what was
+//!    forgotten, where a task comes from, what is in progress.
 //! 5. [`decide`]: pure decisions: signals, batch planning, advantages, admission.
 //! 6. [`env`]: the traits; [`env::desk`], an office of 45 tools that fits in a quickstart; [`env::bfcl`], the
 //!    real benchmark in Python workers behind [`env::stdio`].

@@ -40,7 +40,8 @@ struct Position {
 
 impl Reader {
     /// Calls `f` for the events `from..=upto` of a branch's history as of `upto`, in order; as it stands for an `upto` beyond
-    /// its last event. Stops at the first error.
+    /// its last event. Stops at the first error. Checks each record's checksum and its link to the record before, and no
+    /// gap in the numbers; [`Reader::read`] checks the link of every event as well.
     ///
     /// # Errors
     /// Those of `f`; [`Error::NoBranch`], damage, events of a newer program, I/O.
