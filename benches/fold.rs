@@ -3,7 +3,7 @@
 //! `cargo bench --bench fold` (1 M events; `COEVOLVE_BENCH_EVENTS=10000000` for more) writes a log with the real writer
 //! below `target/` and folds it in processes of their own, each on one thread: open, read, check, fold. The log is in the
 //! page cache: what is measured is the program, not the disk. With `COEVOLVE_BENCH_DIR` (a folder with a log) and
-//! `COEVOLVE_BENCH_PART` (`fold`, `facts`, `snapshot`) one part runs on a log that is there.
+//! `COEVOLVE_BENCH_PART` (`fold`, `facts`, `snapshot`, `space`) one part runs on a log that is there.
 //!
 //! Measured on a Xeon of which two cores were shared with other work (load 5 to 7), so that a thread had less than a core
 //! and wall time is a lower bound; 465 bytes per event:
@@ -19,8 +19,9 @@
 #[path = "../tests/common/training.rs"]
 mod training;
 
+use coevolve::event::Meta;
 use coevolve::event::digest::FactsDigest;
-use coevolve::log::{Error, MAIN, Reader, snapshot};
+use coevolve::log::{Error, EventStore, Log, MAIN, Options, Reader, snapshot};
 use coevolve::project::{State, fold_version};
 use coevolve::run::state_at;
 use std::path::{Path, PathBuf};
@@ -123,12 +124,44 @@ fn by_snapshot(dir: &Path) {
     println!("open by a snapshot       {ms:8.1} ms, {TAIL} events behind it, {mib:.1} MiB");
 }
 
+/// A fork in the middle, what the sled copy takes, and the space of both, plain and compressed.
+fn space(dir: &Path) {
+    let seconds = |begin: Instant| begin.elapsed().as_secs_f64();
+    let report = |what: &str, filled: f64| {
+        let size = |name: &str| {
+            let files = std::fs::read_dir(dir.join(name)).expect("a folder").map(|f| f.expect("a file").path());
+            files.filter_map(|f| f.metadata().ok()).filter(|m| m.is_file()).map(|m| m.len()).sum::<u64>() as f64
+        };
+        let frames = Reader::open(dir).expect("a reader").frame_bytes() as f64;
+        let (journal, sled) = (size("journal") / frames, size("events.sled") / frames);
+        println!("{what:10} journal {journal:.2}x, sled {sled:.2}x, together {:.2}x; {filled:.1} s", journal + sled);
+    };
+    for (what, compress) in [("plain", false), ("compressed", true)] {
+        let _ = std::fs::remove_dir_all(dir.join("events.sled"));
+        let begin = Instant::now();
+        let log = Log::open(dir, Options { compress, ..Options::default() }).expect("a log");
+        println!("open for writing         {:8.1} ms", seconds(begin) * 1e3);
+        let middle = log.head() / 2;
+        let forked = Instant::now();
+        log.create_branch(&format!("{what} fork"), MAIN, middle, "{}", Meta::default()).expect("a fork");
+        println!("fork at event {middle:<10} {:8.1} ms", seconds(forked) * 1e3);
+        // Closing waits for the sled copy; what is left to compress is compressed then.
+        if compress {
+            log.pack().expect("packed");
+        }
+        drop(log);
+        report(what, seconds(begin));
+    }
+    fold(dir);
+}
+
 fn main() {
     if let (Some(dir), Ok(part)) = (std::env::var_os("COEVOLVE_BENCH_DIR"), std::env::var("COEVOLVE_BENCH_PART")) {
         let dir = Path::new(&dir);
         match part.as_str() {
             "fold" => fold(dir),
             "facts" => facts(dir),
+            "space" => space(dir),
             _ => by_snapshot(dir),
         }
         return;
@@ -143,7 +176,7 @@ fn main() {
     let bytes: u64 = segments.map(|s| s.expect("a segment").metadata().expect("its length").len()).sum();
     let seconds = begin.elapsed().as_secs_f64();
     println!("written in {seconds:.1} s: {bytes} bytes, {} per event", bytes / events);
-    for part in ["fold", "facts", "snapshot"] {
+    for part in ["fold", "facts", "snapshot", "space"] {
         // A process of its own: peak memory and allocations are those of the fold.
         let itself = std::env::current_exe().expect("itself");
         let status =

@@ -185,6 +185,11 @@ impl Reader {
         self.index().map_or(0, |i| i.events())
     }
 
+    /// Bytes of the frames of all durable events, as they are before anything is compressed (0 when read from sled).
+    pub fn frame_bytes(&self) -> u64 {
+        self.index().map_or(0, |i| i.records().iter().map(|r| u64::from(r.header.body_len)).sum())
+    }
+
     /// Every record known, in journal order.
     pub(crate) fn records(&self) -> Vec<RecordRef> {
         self.index().map_or_else(Vec::new, |i| i.records().to_vec())
