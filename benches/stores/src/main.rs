@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use stores::{Result, STORES, Store};
 
+// The allocator of `coevolve`, for all stores.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Events of a commit.
 const GROUP: usize = 256;
 /// Bytes of an event.
