@@ -283,8 +283,11 @@ fn mutated_bytes_are_refused_or_consistent() {
     });
 }
 
-/// Texts that the text parsers accept: what is done with them, and they. A first byte chooses among formats.
-fn texts() -> Vec<(&'static str, fn(&[u8]) -> Outcome, Vec<Vec<u8>>)> {
+/// A name, what is done with the bytes, and bytes to start from.
+type Target = (&'static str, fn(&[u8]) -> Outcome, Vec<Vec<u8>>);
+
+/// Texts that the text parsers accept. A first byte chooses among formats.
+fn texts() -> Vec<Target> {
     let chosen = |cases: &[(u8, &str)]| -> Vec<Vec<u8>> {
         cases.iter().map(|(choice, text)| [&[*choice], text.as_bytes()].concat()).collect()
     };

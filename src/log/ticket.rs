@@ -6,8 +6,15 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 #[derive(Debug)]
 struct Cell<T> {
-    value: Mutex<Option<Result<T>>>,
+    state: Mutex<State<T>>,
     ready: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    value: Option<Result<T>>,
+    /// Whether anybody waits. Most tickets are dropped unread, and waking nobody costs a system call an event.
+    waiting: bool,
 }
 
 /// The writer's end; dropped unanswered it says that the log is closed.
@@ -19,7 +26,7 @@ pub(crate) struct Slot<T>(Arc<Cell<T>>);
 pub(crate) struct Waiter<T>(Arc<Cell<T>>);
 
 pub(crate) fn slot<T>() -> (Slot<T>, Waiter<T>) {
-    let cell = Arc::new(Cell { value: Mutex::new(None), ready: Condvar::new() });
+    let cell = Arc::new(Cell { state: Mutex::new(State { value: None, waiting: false }), ready: Condvar::new() });
     (Slot(cell.clone()), Waiter(cell))
 }
 
@@ -29,8 +36,16 @@ impl<T> Slot<T> {
     }
 
     fn set(&self, value: Result<T>) {
-        self.0.value.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(value);
-        self.0.ready.notify_all();
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.value.is_some() {
+            return;
+        }
+        state.value = Some(value);
+        let waiting = state.waiting;
+        drop(state);
+        if waiting {
+            self.0.ready.notify_all();
+        }
     }
 }
 
@@ -42,12 +57,13 @@ impl<T> Drop for Slot<T> {
 
 impl<T: Clone> Waiter<T> {
     pub(crate) fn wait(&self) -> Result<T> {
-        let mut value = self.0.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(answer) = &*value {
+            if let Some(answer) = &state.value {
                 return answer.clone();
             }
-            value = self.0.ready.wait(value).unwrap_or_else(PoisonError::into_inner);
+            state.waiting = true;
+            state = self.0.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
