@@ -137,18 +137,28 @@ impl Journal {
 
     /// Appends one record and returns where it stands once it is durable. The header's journal, epoch,
     /// number, body length and checksum are filled in here.
-    pub(crate) fn append(&mut self, mut header: RecordHeader, body: &[u8]) -> Result<(u64, u64, RecordHeader)> {
+    pub(crate) fn append(&mut self, header: RecordHeader, body: &[u8]) -> Result<(u64, u64, RecordHeader)> {
+        let mut record = vec![0; RECORD_HEADER];
+        record.extend_from_slice(body);
+        self.append_record(header, &mut record)
+    }
+
+    /// The same for a body that stands behind room for the header.
+    pub(crate) fn append_record(
+        &mut self,
+        mut header: RecordHeader,
+        bytes: &mut [u8],
+    ) -> Result<(u64, u64, RecordHeader)> {
         if self.offset >= self.segment_bytes.max(SEGMENT_HEADER as u64 + 1) {
             self.roll()?;
         }
+        let (head, body) = bytes.split_at_mut(RECORD_HEADER);
         header.journal = self.id;
         header.epoch = self.epoch;
         header.number = self.next_record;
         header.body_len = body.len() as u32;
         header.body_crc = crc32c::crc32c(body);
-        let mut bytes = Vec::with_capacity(RECORD_HEADER + body.len());
-        bytes.extend_from_slice(&header.encode());
-        bytes.extend_from_slice(body);
+        head.copy_from_slice(&header.encode());
         let path = self.segments.path(self.segment);
         let writable = self.faults.torn(bytes.len());
         self.file.write_all_at(&bytes[..writable], self.offset).map_err(Error::io("write", &path))?;

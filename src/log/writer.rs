@@ -7,7 +7,7 @@
 use super::error::{Error, Result};
 use super::journal::Journal;
 use super::options::Options;
-use super::record::RecordHeader;
+use super::record::{RECORD_HEADER, RecordHeader};
 use super::tail::Tail;
 use super::ticket::{Slot, Ticket, Waiter, slot};
 use super::{BranchId, LEDGER, Reader, Stamped, blob};
@@ -60,6 +60,7 @@ impl Writer {
             reader,
             tail,
             heads: BTreeMap::new(),
+            stretch: Stretch::default(),
             group_events: options.group_events.max(1),
             group_bytes: options.group_bytes.min(32 << 20),
             group_wait: Duration::from_micros(options.group_wait_us),
@@ -113,11 +114,31 @@ struct Thread {
     tail: Arc<Tail>,
     /// Last seq and chain digest of each branch written to.
     heads: BTreeMap<BranchId, (u64, Digest)>,
+    stretch: Stretch,
     group_events: usize,
     group_bytes: usize,
     group_wait: Duration,
     failed: Option<Error>,
 }
+
+/// The record being made: events of one branch, framed as they arrive, so that little is left to do when the group is
+/// full.
+#[derive(Default)]
+struct Stretch {
+    branch: BranchId,
+    /// Chain digest before its first event.
+    prev: Digest,
+    /// Seq and chain digest of its last event.
+    seq: u64,
+    digest: Digest,
+    /// Room for the record's header, then the frames. Used again.
+    record: Vec<u8>,
+    /// What waits, with its stamps.
+    pending: Vec<(Pending, Stamp)>,
+}
+
+/// Seq, chain digest, and bytes.
+type Stamp = (u64, Digest, usize);
 
 /// Closes the publication however the thread ends, so that nobody waits for a dead writer.
 struct CloseOnExit(Arc<Tail>);
@@ -135,8 +156,8 @@ impl Thread {
     fn run(&mut self, queue: &Receiver<Command>) {
         let _close = CloseOnExit(self.tail.clone());
         while let Ok(first) = queue.recv() {
-            let (group, barrier) = self.gather(first, queue);
-            self.commit(group);
+            let barrier = self.gather(first, queue);
+            self.commit();
             if let Some((branch, slot)) = barrier {
                 let head = match &self.failed {
                     Some(error) => Err(error.clone()),
@@ -147,23 +168,21 @@ impl Thread {
         }
     }
 
-    /// The appends of one commit, and the barrier that ended it.
-    fn gather(&self, first: Command, queue: &Receiver<Command>) -> (Vec<Pending>, Option<Barrier>) {
-        let (mut group, mut barrier, mut bytes) = (Vec::new(), None, 0);
+    /// Takes in the appends of one commit; the barrier that ended it.
+    fn gather(&mut self, first: Command, queue: &Receiver<Command>) -> Option<Barrier> {
+        let (mut events, mut bytes) = (0, 0);
         let deadline = if self.group_wait.is_zero() { never() } else { after(self.group_wait) };
         let mut next = Some(first);
         while let Some(command) = next.take() {
             match command {
                 Command::Append(pending) => {
                     bytes += frame::HEADER_LEN + pending.encoded.facts.len() + pending.encoded.meta.len();
-                    group.push(*pending);
+                    events += 1;
+                    self.take(*pending);
                 }
-                Command::Barrier(branch, slot) => {
-                    barrier = Some((branch, slot));
-                    break;
-                }
+                Command::Barrier(branch, slot) => return Some((branch, slot)),
             }
-            if group.len() >= self.group_events || bytes >= self.group_bytes {
+            if events >= self.group_events || bytes >= self.group_bytes {
                 break;
             }
             next = match queue.try_recv() {
@@ -176,111 +195,124 @@ impl Thread {
                 },
             };
         }
-        (group, barrier)
+        None
     }
 
-    /// One record per stretch of the same branch: at most one record is ever in flight.
-    fn commit(&mut self, group: Vec<Pending>) {
-        let mut stretch: Vec<Pending> = Vec::new();
-        for pending in group {
-            if stretch.last().is_some_and(|p| p.branch != pending.branch) {
-                self.commit_stretch(std::mem::take(&mut stretch));
-            }
-            stretch.push(pending);
+    /// Frames an event behind those that wait. One record per stretch of the same branch: what waits for another branch
+    /// is committed first, so at most one record is ever in flight.
+    fn take(&mut self, pending: Pending) {
+        if !self.stretch.pending.is_empty() && self.stretch.branch != pending.branch {
+            self.commit();
         }
-        if !stretch.is_empty() {
-            self.commit_stretch(stretch);
-        }
-    }
-
-    fn commit_stretch(&mut self, stretch: Vec<Pending>) {
         if let Some(error) = &self.failed {
-            for pending in stretch {
+            return pending.slot.answer(Err(error.clone()));
+        }
+        if let Err((error, pending)) = self.frame(pending) {
+            self.fail(&error);
+            if let Some(error) = &self.failed {
                 pending.slot.answer(Err(error.clone()));
             }
-            return;
-        }
-        match self.try_commit(&stretch) {
-            Ok(stamps) => {
-                let mut answers = Vec::with_capacity(stretch.len());
-                let mut published = Vec::with_capacity(stretch.len());
-                for (pending, (seq, digest, bytes)) in stretch.into_iter().zip(stamps) {
-                    let Pending { branch, event, meta, slot, .. } = pending;
-                    let stamped = Arc::new(Stamped { seq, branch, event, meta, digest });
-                    published.push((stamped.clone(), bytes));
-                    answers.push((slot, stamped));
-                }
-                self.tail.publish(published);
-                for (slot, stamped) in answers {
-                    slot.answer(Ok(stamped));
-                }
-            }
-            Err(error) => {
-                let error = Error::Failed { reason: error.to_string() };
-                self.failed = Some(error.clone());
-                self.tail.close(error.clone());
-                for pending in stretch {
-                    pending.slot.answer(Err(error.clone()));
-                }
-            }
         }
     }
 
-    /// Frames, writes, flushes; (seq, chain digest, bytes) of each event.
-    fn try_commit(&mut self, stretch: &[Pending]) -> Result<Vec<(u64, Digest, usize)>> {
-        let branch = stretch.first().map_or(LEDGER, |p| p.branch);
-        let (last, prev) = match self.heads.get(&branch) {
-            Some(head) => *head,
-            None => {
-                let seq = self.reader.last(branch)?;
-                (seq, self.reader.digest(branch, seq)?)
-            }
-        };
-        let mut body = Vec::new();
-        let mut stamps = Vec::with_capacity(stretch.len());
-        let (mut seq, mut digest) = (last, prev);
-        for pending in stretch {
-            seq += 1;
-            let Encoded { kind, version, facts, meta } = &pending.encoded;
-            let header = frame::Header {
-                kind: *kind as u16,
-                version: *version,
-                flags: pending.flags,
-                branch,
-                seq,
-                prev: digest,
-                meta_version: codec::META_VERSION,
+    fn frame(&mut self, pending: Pending) -> std::result::Result<(), (Error, Pending)> {
+        let branch = pending.branch;
+        if self.stretch.pending.is_empty() {
+            let head = match self.heads.get(&branch) {
+                Some(head) => Ok(*head),
+                None => {
+                    self.reader.last(branch).and_then(|seq| self.reader.digest(branch, seq).map(|digest| (seq, digest)))
+                }
             };
-            let start = body.len();
-            digest = frame::write(&mut body, &header, facts, meta)?;
-            stamps.push((seq, digest, pending.encoded.facts.len().max(body.len() - start)));
+            let (seq, digest) = match head {
+                Ok(head) => head,
+                Err(error) => return Err((error, pending)),
+            };
+            self.stretch.record.clear();
+            self.stretch.record.resize(RECORD_HEADER, 0);
+            (self.stretch.branch, self.stretch.prev) = (branch, digest);
+            (self.stretch.seq, self.stretch.digest) = (seq, digest);
         }
+        let Stretch { seq, digest, record, .. } = &mut self.stretch;
+        let Encoded { kind, version, facts, meta } = &pending.encoded;
+        let header = frame::Header {
+            kind: *kind as u16,
+            version: *version,
+            flags: pending.flags,
+            branch,
+            seq: *seq + 1,
+            prev: *digest,
+            meta_version: codec::META_VERSION,
+        };
+        let start = record.len();
+        match frame::write(record, &header, facts, meta) {
+            Ok(after) => (*seq, *digest) = (*seq + 1, after),
+            Err(error) => return Err((error.into(), pending)),
+        }
+        let stamp = (*seq, *digest, facts.len().max(record.len() - start));
+        self.stretch.pending.push((pending, stamp));
+        Ok(())
+    }
+
+    /// Refuses everything that waits and everything later.
+    fn fail(&mut self, error: &Error) {
+        let error = Error::Failed { reason: error.to_string() };
+        self.failed = Some(error.clone());
+        self.tail.close(error.clone());
+        for (pending, _) in self.stretch.pending.drain(..) {
+            pending.slot.answer(Err(error.clone()));
+        }
+    }
+
+    /// Makes what waits durable, then known.
+    fn commit(&mut self) {
+        if self.stretch.pending.is_empty() {
+            return;
+        }
+        if let Err(error) = self.write() {
+            return self.fail(&error);
+        }
+        let mut answers = Vec::with_capacity(self.stretch.pending.len());
+        let mut published = Vec::with_capacity(self.stretch.pending.len());
+        for (pending, (seq, digest, bytes)) in self.stretch.pending.drain(..) {
+            let Pending { branch, event, meta, slot, .. } = pending;
+            let stamped = Arc::new(Stamped { seq, branch, event, meta, digest });
+            published.push((stamped.clone(), bytes));
+            answers.push((slot, stamped));
+        }
+        self.tail.publish(published);
+        for (slot, stamped) in answers {
+            slot.answer(Ok(stamped));
+        }
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let Stretch { branch, prev, seq, digest, record, pending } = &mut self.stretch;
+        let count = pending.len() as u32;
         let header = RecordHeader {
             journal: [0; 16],
             epoch: 0,
             number: 0,
-            branch,
-            count: stretch.len() as u32,
-            first_seq: last + 1,
+            branch: *branch,
+            count,
+            first_seq: *seq + 1 - u64::from(count),
             body_len: 0,
             body_crc: 0,
-            prev,
+            prev: *prev,
         };
-        let (segment, offset, header) = self.journal.append(header, &body)?;
+        let (segment, offset, header) = self.journal.append_record(header, record)?;
         let fits = self.reader.with_index(|index| {
             index.journal.get_or_insert(header.journal);
             index.push(segment, offset, header)?;
-            for pending in stretch {
-                if pending.branch == LEDGER {
-                    index.apply(&pending.event)?;
-                }
+            for (pending, _) in pending.iter().filter(|(p, _)| p.branch == LEDGER) {
+                index.apply(&pending.event)?;
             }
             Ok::<(), String>(())
         });
         if let Some(Err(what)) = fits {
             return Err(Error::Failed { reason: what });
         }
-        self.heads.insert(branch, (seq, digest));
-        Ok(stamps)
+        self.heads.insert(*branch, (*seq, *digest));
+        Ok(())
     }
 }
