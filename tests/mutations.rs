@@ -321,7 +321,7 @@ fn texts() -> Vec<Target> {
     let checks = chosen(&[
         (
             0,
-            r#"{"options":{"loss":"dapo","epsilon_low":0.2,"delta":null,"dual_clip":3,"beta":0.001,"kl":"k3","scale":"group","max_completion_length":12,"correction":{"kind":"tis","level":"token","max":2.0,"min":null},"overlong":{"max":4096,"cache":512,"factor":1.0}},"rollouts":[{"group":0,"reward":1.0,"logp":[-1,-2.5],"logp_old":[-1,-2],"logp_ref":[-1.5,-2],"mask":[1,0]},{"group":0,"reward":null,"logp":[-1],"mask":[1]},{"group":1,"advantage":0.5,"logp":[],"mask":[]}],"micro_batches":[[0,1],[2]]}"#,
+            r#"{"options":{"loss":"dapo","epsilon_low":0.2,"delta":null,"dual_clip":3,"beta":0.001,"kl":"k3","scale":"group","max_completion_length":12,"correction":{"kind":"tis","level":"token","max":2.0,"min":null},"overlong":{"max":4096,"cache":512,"factor":1.0}},"rollouts":[{"group":0,"reward":1.0,"logp":[-1,-2.5],"logp_old":[-1,-2],"logp_ref":[-1.5,-2],"logp_sampler":[-1,-2],"mask":[1,0]},{"group":0,"reward":null,"logp":[-1],"logp_ref":[-1],"logp_sampler":[-1],"mask":[1]},{"group":1,"advantage":0.5,"logp":[-2],"logp_ref":[-2],"logp_sampler":[-2.5],"mask":[1]}],"micro_batches":[[0,1],[2]]}"#,
         ),
         (
             0,
