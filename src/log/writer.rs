@@ -134,7 +134,7 @@ struct Stretch {
     /// Room for the record's header, then the frames. Used again.
     record: Vec<u8>,
     /// What waits, with its stamps.
-    pending: Vec<(Pending, Stamp)>,
+    pending: Vec<(Box<Pending>, Stamp)>,
 }
 
 /// Seq, chain digest, and bytes.
@@ -178,7 +178,7 @@ impl Thread {
                 Command::Append(pending) => {
                     bytes += frame::HEADER_LEN + pending.encoded.facts.len() + pending.encoded.meta.len();
                     events += 1;
-                    self.take(*pending);
+                    self.take(pending);
                 }
                 Command::Barrier(branch, slot) => return Some((branch, slot)),
             }
@@ -200,58 +200,60 @@ impl Thread {
 
     /// Frames an event behind those that wait. One record per stretch of the same branch: what waits for another branch
     /// is committed first, so at most one record is ever in flight.
-    fn take(&mut self, pending: Pending) {
+    fn take(&mut self, pending: Box<Pending>) {
         if !self.stretch.pending.is_empty() && self.stretch.branch != pending.branch {
             self.commit();
         }
         if let Some(error) = &self.failed {
             return pending.slot.answer(Err(error.clone()));
         }
-        if let Err((error, pending)) = self.frame(pending) {
-            self.fail(&error);
-            if let Some(error) = &self.failed {
-                pending.slot.answer(Err(error.clone()));
+        match self.frame(&pending) {
+            Ok(stamp) => self.stretch.pending.push((pending, stamp)),
+            Err(error) => {
+                self.fail(&error);
+                pending.slot.answer(Err(Error::Failed { reason: error.to_string() }));
             }
         }
     }
 
-    fn frame(&mut self, pending: Pending) -> std::result::Result<(), (Error, Pending)> {
-        let branch = pending.branch;
+    /// Puts the event's frame behind those that wait.
+    fn frame(&mut self, pending: &Pending) -> Result<Stamp> {
         if self.stretch.pending.is_empty() {
-            let head = match self.heads.get(&branch) {
-                Some(head) => Ok(*head),
+            let branch = pending.branch;
+            let (seq, digest) = match self.heads.get(&branch) {
+                Some(head) => *head,
                 None => {
-                    self.reader.last(branch).and_then(|seq| self.reader.digest(branch, seq).map(|digest| (seq, digest)))
+                    let seq = self.reader.last(branch)?;
+                    (seq, self.reader.digest(branch, seq)?)
                 }
             };
-            let (seq, digest) = match head {
-                Ok(head) => head,
-                Err(error) => return Err((error, pending)),
+            let mut record = std::mem::take(&mut self.stretch.record);
+            record.clear();
+            record.resize(RECORD_HEADER, 0);
+            self.stretch = Stretch {
+                branch,
+                prev: digest,
+                seq,
+                digest,
+                record,
+                pending: std::mem::take(&mut self.stretch.pending),
             };
-            self.stretch.record.clear();
-            self.stretch.record.resize(RECORD_HEADER, 0);
-            (self.stretch.branch, self.stretch.prev) = (branch, digest);
-            (self.stretch.seq, self.stretch.digest) = (seq, digest);
         }
-        let Stretch { seq, digest, record, .. } = &mut self.stretch;
+        let Stretch { branch, seq, digest, record, .. } = &mut self.stretch;
         let Encoded { kind, version, facts, meta } = &pending.encoded;
         let header = frame::Header {
             kind: *kind as u16,
             version: *version,
             flags: pending.flags,
-            branch,
+            branch: *branch,
             seq: *seq + 1,
             prev: *digest,
             meta_version: codec::META_VERSION,
         };
         let start = record.len();
-        match frame::write(record, &header, facts, meta) {
-            Ok(after) => (*seq, *digest) = (*seq + 1, after),
-            Err(error) => return Err((error.into(), pending)),
-        }
-        let stamp = (*seq, *digest, facts.len().max(record.len() - start));
-        self.stretch.pending.push((pending, stamp));
-        Ok(())
+        *digest = frame::write(record, &header, facts, meta)?;
+        *seq += 1;
+        Ok((*seq, *digest, facts.len().max(record.len() - start)))
     }
 
     /// Refuses everything that waits and everything later.
@@ -275,7 +277,7 @@ impl Thread {
         let mut answers = Vec::with_capacity(self.stretch.pending.len());
         let mut published = Vec::with_capacity(self.stretch.pending.len());
         for (pending, (seq, digest, bytes)) in self.stretch.pending.drain(..) {
-            let Pending { branch, event, meta, slot, .. } = pending;
+            let Pending { branch, event, meta, slot, .. } = *pending;
             let stamped = Arc::new(Stamped { seq, branch, event, meta, digest });
             published.push((stamped.clone(), bytes));
             answers.push((slot, stamped));
