@@ -11,8 +11,8 @@ mod common;
 mod targets;
 
 use coevolve::event::digest::Digest;
-use coevolve::event::{Kind, frame};
-use coevolve::log::{export, parsers, snapshot};
+use coevolve::event::{FailureNoted, Kind, Meta, frame};
+use coevolve::log::{EventStore, Log, Options, export, parsers, snapshot};
 use coevolve::world::{Draw, draw};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,6 +47,7 @@ struct Seeds {
     head: Vec<u8>,
     stream: Vec<u8>,
     snapshot: Vec<u8>,
+    packed: Vec<u8>,
     /// All frames and records above.
     known: BTreeSet<Digest>,
 }
@@ -66,6 +67,23 @@ fn snapshot_bytes() -> Vec<u8> {
     let digest = Digest::of(b"event");
     snapshot::write(tmp.path(), 0, 7, &digest, &Digest::of(b"fold"), b"the body of a snapshot").expect("snapshot");
     std::fs::read(tmp.path().join("snapshots/0-7.snap")).expect("snapshot")
+}
+
+/// The golden run's segment, packed.
+fn packed_bytes() -> Vec<u8> {
+    let tmp = tempfile::tempdir().expect("folder");
+    let dir = tmp.path();
+    std::fs::create_dir(dir.join("journal")).expect("folder");
+    for file in ["HEAD", "journal/000000000001.seg"] {
+        std::fs::write(dir.join(file), read(&format!("schema/golden/run/{file}"))).expect("copy");
+    }
+    // It is closed by the event behind it.
+    let options = Options { segment_bytes: 1, sled: false, ..Options::default() };
+    let log = Log::open(dir, options).expect("log");
+    let event = FailureNoted { stage: "test".into(), message: String::new() };
+    log.append(event.into(), Meta::default()).expect("append").wait().expect("durable");
+    assert_eq!(log.pack().expect("pack").0, 1);
+    std::fs::read(dir.join("journal/000000000001.segz")).expect("packed")
 }
 
 fn seeds() -> Seeds {
@@ -90,7 +108,9 @@ fn seeds() -> Seeds {
     export(&root().join("schema/golden/run"), &mut stream, &mut |_, _| {}).expect("export");
     let known = frames.iter().chain(&records).map(|b| Digest::of(b)).collect();
     let (head, snapshot) = (read("schema/golden/run/HEAD"), snapshot_bytes());
-    Seeds { frames, records, segment, head, stream, snapshot, known }
+    let packed = packed_bytes();
+    assert_eq!(parsers::packed(&packed).expect("packed"), segment);
+    Seeds { frames, records, segment, head, stream, snapshot, packed, known }
 }
 
 /// Changes bytes in one to four ways. `fields` are the offsets of 32-bit lengths and counts.
@@ -195,6 +215,14 @@ fn one(n: u64, seeds: &Seeds) -> (&'static str, Outcome) {
             let outcome = targets::snapshot(&changed);
             assert!(outcome == Outcome::Refused || changed == seeds.snapshot, "a changed snapshot was read");
             return ("snapshot", outcome);
+        }
+        n if n % 50 == 21 => {
+            let changed = mutate(&mut draw, &seeds.packed, &seeds.frames, &[8, 16, 20, 24, 96, 104]);
+            let outcome = targets::packed(&changed);
+            // With the checksums as they are nothing that was changed is read.
+            let read = parsers::packed(&changed).ok();
+            assert!(read.is_none_or(|read| read == seeds.segment), "a changed packed segment was read");
+            return ("packed segment", outcome);
         }
         n if n % 50 == 20 => {
             let changed = mutate(&mut draw, &seeds.head, &seeds.frames, &[8, 16, 24]);
@@ -400,6 +428,7 @@ fn corpus_write() {
     write("segment", &[seeds.segment]);
     write("stream", &[seeds.stream]);
     write("snapshot", &[seeds.snapshot]);
+    write("packed", &[seeds.packed]);
     write("head", &[seeds.head]);
     for (what, _, texts) in texts() {
         write(&what.to_lowercase().replace(' ', "_"), &texts);

@@ -44,11 +44,9 @@ impl Replay {
         let mut state = State::new();
         let mut facts = FactsDigest::new();
         let (mut events, mut compared, mut mismatches) = (0, 0, Vec::new());
-        for stamped in history.events(1)? {
+        let to = to.map_or_else(|| history.reader.head(history.branch), Ok)?;
+        for stamped in history.reader.read_as_of(history.branch, 1, to)? {
             let stamped = stamped?;
-            if to.is_some_and(|to| stamped.seq > to) {
-                break;
-            }
             if let Event::StepFinished(e) = &stamped.event {
                 compared += 1;
                 let digest = state.digest();

@@ -39,15 +39,47 @@ const MAX_BLOCK: usize = 16 << 20;
 /// zstd's fast end: about as good as level 3 on events, and several times faster.
 const LEVEL: i32 = 1;
 const ENTRY: usize = 8 + RECORD_HEADER;
+/// Longest list of record headers that is accepted, bytes.
+const MAX_LIST: usize = 1 << 30;
 
 /// Bytes of the list of record headers.
 type Headers = Arc<Vec<u8>>;
+
+/// Where the bytes of a packed segment are: a file, or memory (for tests of the parser).
+pub(crate) trait Source: std::fmt::Debug + Send + Sync {
+    /// All of `bytes` from an offset on.
+    fn read(&self, bytes: &mut [u8], at: u64) -> std::io::Result<()>;
+    /// Bytes there are.
+    fn size(&self) -> std::io::Result<u64>;
+}
+
+impl Source for File {
+    fn read(&self, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
+        self.read_exact_at(bytes, at)
+    }
+
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+}
+
+impl Source for Vec<u8> {
+    fn read(&self, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
+        let from = usize::try_from(at).ok().and_then(|at| self.get(at..)?.get(..bytes.len()));
+        bytes.copy_from_slice(from.ok_or(std::io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn size(&self) -> std::io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+}
 
 /// An open packed segment.
 #[derive(Debug)]
 pub struct Packed {
     path: PathBuf,
-    file: File,
+    file: Box<dyn Source>,
     len: u64,
     block: usize,
     segment_header: [u8; SEGMENT_HEADER],
@@ -68,12 +100,16 @@ impl Packed {
     /// # Errors
     /// [`Error::Corrupt`], I/O.
     pub fn open(path: &Path, lenient: bool) -> Result<Packed> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        Packed::over(path, Box::new(File::open(path).map_err(Error::io("open", path))?), lenient)
+    }
+
+    /// The same over bytes that are there; `path` is for messages.
+    pub(crate) fn over(path: &Path, file: Box<dyn Source>, lenient: bool) -> Result<Packed> {
         let bad = |what: &str| Error::corrupt(path, 0, what.to_string());
-        let on_disk = file.metadata().map_err(Error::io("stat", path))?.len();
+        let on_disk = file.size().map_err(Error::io("stat", path))?;
         let mut head = vec![0; HEADER];
         let read = |bytes: &mut [u8], at: u64| {
-            file.read_exact_at(bytes, at).map_err(|e| match e.kind() {
+            file.read(bytes, at).map_err(|e| match e.kind() {
                 std::io::ErrorKind::UnexpectedEof => bad("the file ends inside its header"),
                 _ => Error::io("read", path)(e),
             })
@@ -97,6 +133,10 @@ impl Packed {
             return Err(bad("its header fails its checksum"));
         }
         let records = u32_le(&head, 20) as usize;
+        // Each record has a header of that length in the segment.
+        if records as u64 > len / RECORD_HEADER as u64 || records > MAX_LIST / ENTRY {
+            return Err(bad("its header makes no sense"));
+        }
         let list = (end as u64 + 4, u32_le(&head, 24), u32_le(&head, 28));
         let mut at = list.0 + u64::from(list.1);
         let mut blocks = Vec::with_capacity(count);
@@ -132,9 +172,13 @@ impl Packed {
     }
 
     fn unpack(&self, (at, packed, crc): (u64, u32, u32), len: usize) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; packed as usize];
         let bad = |what: String| Error::corrupt(&self.path, at, what);
-        self.file.read_exact_at(&mut bytes, at).map_err(|e| match e.kind() {
+        let on_disk = self.file.size().map_err(Error::io("stat", &self.path))?;
+        if at.saturating_add(u64::from(packed)) > on_disk {
+            return Err(bad("the file ends inside a block".into()));
+        }
+        let mut bytes = vec![0; packed as usize];
+        self.file.read(&mut bytes, at).map_err(|e| match e.kind() {
             std::io::ErrorKind::UnexpectedEof => bad("the file ends inside a block".into()),
             _ => Error::io("read", &self.path)(e),
         })?;

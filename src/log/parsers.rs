@@ -1,8 +1,10 @@
 //! The parsers of the log's files on bytes in memory: for `tests/mutations.rs` and the fuzz targets.
 
+use super::packed::Packed;
 use super::record::{self, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
 use super::{head, snapshot};
 use crate::event::frame;
+use std::path::Path;
 
 /// A record: its number, the seq of its first event, its frames and its length in bytes.
 #[derive(Debug)]
@@ -48,6 +50,19 @@ pub fn segment(bytes: &[u8]) -> Result<(u64, Vec<Record<'_>>, Option<String>), S
         }
     }
     Ok((header.segment, records, None))
+}
+
+/// Reads a packed segment: the segment's bytes; the error says what is wrong.
+pub fn packed(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let packed = Packed::over(Path::new("packed"), Box::new(bytes.to_vec()), false).map_err(|e| e.to_string())?;
+    // Lengths that no file of this size can hold are not believed.
+    if packed.len() > (bytes.len() as u64).saturating_mul(1 << 12) {
+        return Err("longer than anything that packs to this".into());
+    }
+    packed.check_list().map_err(|e| e.to_string())?;
+    let mut segment = vec![0; packed.len() as usize];
+    packed.read_into(0, &mut segment).map_err(|e| e.to_string())?;
+    Ok(segment)
 }
 
 /// Reads HEAD: (segment, durable bytes of it, next record, events) of the newer whole slot.

@@ -26,6 +26,7 @@ pub mod metrics;
 pub mod places;
 pub mod raised;
 pub mod recorded;
+pub mod references;
 pub mod rollouts;
 pub mod series;
 pub mod state;
@@ -39,6 +40,7 @@ pub use lineage::{Lineage, TrainedBy};
 pub use metrics::{EvaluationMetrics, Metrics, RoundMetrics, StepMetrics};
 pub use places::{Places, StepPlace};
 pub use recorded::{Recorded, RecordedRound, RecordedStep};
+pub use references::References;
 pub use state::{Logged, State, as_of};
 pub use times::StageTimes;
 

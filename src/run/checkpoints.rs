@@ -1,8 +1,9 @@
-//! The checkpoint folders of a run: which are damaged, and which nothing needs any more.
+//! The checkpoint folders of a run: which are damaged, and which nothing needs any more; and the check of a whole run.
 
 use super::{RunError, state_at};
 use crate::learner::checkpoint;
 use crate::log::{self, Finding, MAIN, Reader, Report};
+use crate::project::References;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -47,7 +48,7 @@ fn list(dir: &Path) -> Result<Vec<String>, RunError> {
     Ok(names)
 }
 
-/// Checks a whole run folder: the log ([`log::verify`]) and its checkpoints.
+/// Checks a whole run folder: the log ([`log::verify`]), its checkpoints, and whether what events refer to is there.
 ///
 /// # Errors
 /// Those of [`log::verify`]; a folder that cannot be listed.
@@ -58,7 +59,28 @@ pub fn verify(dir: &Path) -> Result<Report, RunError> {
         let remedy = "it is a cache: delete it, or run `coevolve verify --repair`; the weights follow from the log";
         report.findings.push(Finding { path, offset: None, event: None, what, remedy });
     }
+    if report.is_ok() {
+        report.findings.extend(dangling(&Reader::open(dir)?)?);
+    }
     Ok(report)
+}
+
+/// The first event of each branch that refers to something that is not there.
+fn dangling(reader: &Reader) -> Result<Vec<Finding>, RunError> {
+    let mut found = Vec::new();
+    for branch in reader.branches().keys().copied().chain([MAIN]) {
+        let mut references = References::default();
+        for stamped in reader.read(branch, 1)? {
+            let stamped = stamped?;
+            if let Some(what) = references.take(&stamped.event) {
+                let (path, event) = (reader.dir().to_path_buf(), Some((stamped.branch, stamped.seq)));
+                let remedy = "every byte is as it was written: the events were put together wrongly, by a program";
+                found.push(Finding { path, offset: None, event, what, remedy });
+                break;
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Mends what has a second copy ([`log::repair`]) and removes damaged checkpoints.

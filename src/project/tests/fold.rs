@@ -309,8 +309,9 @@ fn the_fold_version_covers_every_file_that_the_fold_is_made_of() {
     let mut wanted = std::collections::BTreeSet::new();
     for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/project")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        // Audits read states, they are no part of one.
-        if name.ends_with(".rs") && !name.starts_with("audit") && name != "mod.rs" {
+        // Audits read states, they are no part of one, and references are looked at by `verify` alone.
+        let apart = name.starts_with("audit") || name == "references.rs" || name == "mod.rs";
+        if name.ends_with(".rs") && !apart {
             let text = source(&format!("project/{name}"));
             for used in text.split("decide::").skip(1) {
                 let module: String = used.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();

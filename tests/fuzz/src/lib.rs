@@ -18,7 +18,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 
 /// What became of the bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// A named error.
     Refused,
@@ -169,6 +169,36 @@ pub fn segment(bytes: &[u8]) -> Outcome {
 /// HEAD.
 pub fn head(bytes: &[u8]) -> Outcome {
     if parsers::head(bytes).is_some() { Accepted } else { Refused }
+}
+
+/// A packed segment with its checksums mended where they can be: refused, or a segment of the length it says.
+pub fn packed(bytes: &[u8]) -> Outcome {
+    of(parsers::packed(bytes)).max(of(parsers::packed(&mend_packed(bytes.to_vec()))))
+}
+
+/// The header's checksum, and those of the list and of the blocks, put right.
+pub fn mend_packed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let number = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")) as usize;
+    if bytes.len() < 96 {
+        return bytes;
+    }
+    let len = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
+    let blocks = len.div_ceil((number(&bytes, 16) as u64).max(1)) as usize;
+    let end = blocks.saturating_mul(8).saturating_add(96);
+    if end.saturating_add(4) > bytes.len() {
+        return bytes;
+    }
+    // Where each length stands, and its checksum.
+    let mut at = end + 4;
+    for (length, checksum) in std::iter::once((24, 28)).chain((0..blocks).map(|i| (96 + 8 * i, 100 + 8 * i))) {
+        let to = at.saturating_add(number(&bytes, length)).min(bytes.len());
+        let crc = crc32c::crc32c(&bytes[at.min(to)..to]);
+        bytes[checksum..checksum + 4].copy_from_slice(&crc.to_le_bytes());
+        at = to;
+    }
+    let crc = crc32c::crc32c(&bytes[..end]);
+    bytes[end..end + 4].copy_from_slice(&crc.to_le_bytes());
+    bytes
 }
 
 /// A snapshot file: refused, or the body that its header vouches for.
