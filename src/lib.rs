@@ -12,7 +12,8 @@
 //! 2. [`event`]: what can happen. Payload structs are frozen per (kind, version); the frame, codec and digests
 //!    beside them; `schema/` describes every field and holds golden bytes.
 //! 3. [`log`]: the journal (acknowledges), the sled copy (answers without the journal), readers that tail a
-//!    running run, `verify`, `repair` and `salvage`, `export` and `import`.
+//!    running run, branches (fork, undo, delete), `verify`, `repair` and `salvage`, `export`, `import` and linked
+//!    folders, `gc` and compression.
 //! 4. [`project`]: pure folds over events where they lie in the log ([`event::view`]): who is in D, what was
 //!    forgotten, where a task comes from, what is in progress.
 //! 5. [`decide`]: pure decisions: signals, batch planning, advantages, admission.
