@@ -17,7 +17,7 @@ const MAX_OPEN: usize = 64;
 #[derive(Debug)]
 enum Open {
     Plain(File),
-    Packed(Packed),
+    Packed(Box<Packed>),
 }
 
 /// Segment files of a run folder, opened once.
@@ -76,7 +76,7 @@ impl Segments {
         let file = match File::open(&path) {
             Ok(file) => Open::Plain(file),
             Err(e) if e.kind() == std::io::ErrorKind::NotFound && self.packed_path(segment).exists() => {
-                Open::Packed(Packed::open(&self.packed_path(segment), self.lenient)?)
+                Open::Packed(Box::new(Packed::open(&self.packed_path(segment), self.lenient)?))
             }
             Err(e) => return Err(Error::io("open", &path)(e)),
         };
