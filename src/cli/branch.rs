@@ -4,10 +4,11 @@ use super::history::History;
 use super::output::{Failure, json, line, note};
 use clap::Args;
 use coevolve::event::Meta;
-use coevolve::log::{Collect, Log, MAIN, Options, link};
+use coevolve::log::{Collect, Log, MAIN, Options, fork_folder};
 use coevolve::run::superseded;
 use coevolve::world::now_ms;
 use serde_json::json;
+use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
 fn meta() -> Meta {
@@ -57,15 +58,8 @@ impl Fork {
             if history.branch != MAIN {
                 return Err(Failure::usage("only main becomes a folder of its own; leave out --branch"));
             }
-            link(&self.dir, out)?;
-            let log = open(out)?;
-            let undone = log.undo(MAIN, at, &format!("forked from {} at event {at}", self.dir.display()), meta());
-            drop(log);
-            if let Err(error) = undone {
-                // Nothing but what this made.
-                let _ = std::fs::remove_dir_all(out);
-                return Err(error.into());
-            }
+            let reason = format!("forked from {} at event {at}", self.dir.display());
+            fork_folder(&self.dir, out, at, &reason, meta())?;
             if self.json {
                 return json(&json!({"run": out, "branch": "main", "at": at}));
             }
@@ -83,7 +77,9 @@ impl Fork {
 
 /// Take a branch back to an event.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  coevolve undo runs/desk-7 --to step:40 && coevolve resume runs/desk-7")]
+#[command(
+    after_help = "`coevolve log DIR --branch ledger` shows what was undone, forked and removed, and why.\n\nExample:\n  coevolve undo runs/desk-7 --to step:40 && coevolve resume runs/desk-7"
+)]
 pub struct Undo {
     /// Run folder.
     dir: PathBuf,
@@ -111,11 +107,15 @@ impl Undo {
         if self.json {
             return json(&json!({"branch": self.branch, "to": to, "was": was}));
         }
-        line(format!(
-            "{} goes on from event {to}; events {} to {was} are hidden, not gone: a fork at one brings it back",
-            self.branch,
-            to + 1
-        ))
+        line(match to.cmp(&was) {
+            Ordering::Less => format!(
+                "{} goes on from event {to}; what came after is hidden, not gone: `coevolve undo {} --to {was}` brings it back",
+                self.branch,
+                self.dir.display()
+            ),
+            Ordering::Equal => format!("{} stands at event {to} already", self.branch),
+            Ordering::Greater => format!("{} goes on from event {to}, which was hidden", self.branch),
+        })
     }
 }
 
@@ -192,7 +192,11 @@ impl Gc {
         let also = superseded(&self.dir, self.keep)?;
         let what = Collect { orphans: true, quarantine: self.quarantine, also, dry_run: self.dry_run };
         let removed = log.collect(&what, meta())?;
+        let plain = log.reader().plain_segments()?;
         let mut compressed = (0, 0, 0);
+        if self.dry_run && !self.no_compress {
+            compressed = (plain.0, plain.1, 0);
+        }
         if !self.no_compress && !self.dry_run {
             note("compressing closed segments");
             compressed = log.pack()?;
@@ -208,7 +212,9 @@ impl Gc {
         for file in &removed {
             line(format!("{} ({} bytes): {}", file.path, file.bytes, file.reason))?;
         }
-        let would = if self.dry_run { "would be " } else { "" };
-        line(format!("{bytes} bytes {would}removed; {segments} segments compressed, {before} to {after} bytes"))
+        line(match self.dry_run {
+            true => format!("{bytes} bytes would be removed; {segments} segments ({before} bytes) would be compressed"),
+            false => format!("{bytes} bytes removed; {segments} segments compressed, {before} to {after} bytes"),
+        })
     }
 }

@@ -7,9 +7,10 @@
 use super::blob::sync_dir;
 use super::error::{Error, Result};
 use super::head::{HeadFile, Watermark};
-use super::lock::is_run;
+use super::making::make_folder;
 use super::segments::{self, Segments};
-use super::{Reader, head};
+use super::{Log, MAIN, Options, Reader, head};
+use crate::event::Meta;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -17,17 +18,27 @@ use std::path::Path;
 /// Makes `out`, which must not exist or be empty, a run folder with the events of `dir`. Returns the number of events.
 ///
 /// # Errors
-/// [`Error::Exists`]; damage in HEAD or record headers of `dir`; I/O.
+/// [`Error::Exists`], [`Error::Foreign`]; damage in HEAD or record headers of `dir`; I/O.
 pub fn link(dir: &Path, out: &Path) -> Result<u64> {
-    if out.is_file() || is_run(out) || std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Error::Exists { dir: out.to_path_buf() });
-    }
-    let made = make(dir, out);
-    if made.is_err() {
-        // Nothing but what this made, and nothing that could be taken for a run.
-        let _ = std::fs::remove_dir_all(out);
-    }
-    made
+    make_folder(out, |folder| make(dir, folder))
+}
+
+/// The same with main taken back to event `at`, also one that was undone: a fork that trains on by itself.
+///
+/// # Errors
+/// As [`link`]; [`Error::NoEvent`].
+pub fn fork_folder(dir: &Path, out: &Path, at: u64, reason: &str, meta: Meta) -> Result<()> {
+    make_folder(out, |folder| {
+        make(dir, folder)?;
+        let log = Log::open(folder, Options { sled: false, ..Options::default() })?;
+        log.undo(MAIN, at, reason, meta)?;
+        drop(log);
+        // How it is to be run, until its own settings say otherwise.
+        match std::fs::copy(dir.join("settings.json"), folder.join("settings.json")) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("copy", &dir.join("settings.json"))(e)),
+            _ => Ok(()),
+        }
+    })
 }
 
 /// A second name for a file; a copy where the file system has no hard links, or across file systems.

@@ -127,9 +127,8 @@ impl MemoryLog {
     pub fn undo(&self, branch: BranchId, to: u64) -> Result<()> {
         let mut state = self.shared.lock();
         let told = state.live(branch)?;
-        let head = told.head;
-        if !told.view(head).iter().any(|at| state.events[*at].seq == to) {
-            return Err(Error::NoEvent { branch, seq: to, head });
+        if !told.views.contains_key(&to) {
+            return Err(Error::NoEvent { branch, seq: to, head: told.last() });
         }
         if let Some(told) = state.branches.get_mut(&branch) {
             told.head = to;

@@ -42,6 +42,7 @@ mod head;
 mod index;
 mod journal;
 mod lock;
+mod making;
 mod memory;
 mod options;
 mod packed;
@@ -67,7 +68,7 @@ mod verify;
 mod writer;
 
 pub use branches::{Branch, Span};
-pub use clone::link;
+pub use clone::{fork_folder, link};
 pub use collect::Collect;
 pub use error::{Error, Result};
 pub use filler::SledStatus;

@@ -91,6 +91,7 @@ pub struct Packed {
     /// The block read last.
     recent: Mutex<Option<(usize, Arc<Vec<u8>>)>>,
     headers: Mutex<Option<Headers>>,
+    whole: Result<()>,
     lenient: bool,
 }
 
@@ -144,6 +145,11 @@ impl Packed {
             blocks.push((at, u32_le(entry, 0), u32_le(entry, 4)));
             at += u64::from(u32_le(entry, 0));
         }
+        // A survey reads what is there of one that is cut, and asks for this by itself.
+        let whole = if at == on_disk { Ok(()) } else { Err(bad(&format!("it has {on_disk} bytes, not {at}"))) };
+        if !lenient {
+            whole.clone()?;
+        }
         let mut segment_header = [0; SEGMENT_HEADER];
         segment_header.copy_from_slice(&head[32..HEADER]);
         Ok(Packed {
@@ -157,6 +163,7 @@ impl Packed {
             records,
             recent: Mutex::new(None),
             headers: Mutex::new(None),
+            whole,
             lenient,
         })
     }
@@ -258,6 +265,15 @@ impl Packed {
         Ok(None)
     }
 
+    /// Whether the file has the length that its header says, and a whole list of record headers.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`], I/O.
+    pub fn check(&self) -> Result<()> {
+        self.whole.clone()?;
+        self.record_header(0).map(|_| ())
+    }
+
     /// Lets go of the list of record headers.
     pub fn forget_headers(&self) {
         *self.headers.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -287,7 +303,7 @@ impl Packed {
 /// # Errors
 /// [`Error::Corrupt`] when the segment is not whole records from end to end; I/O. The plain file stays then.
 pub fn pack(dir: &Path, segment: u64) -> Result<(u64, u64)> {
-    let segments = Segments::new(dir);
+    let segments = Segments::plain(dir);
     let (plain, target) = (segments.plain_path(segment), segments.packed_path(segment));
     let temporary = target.with_extension("segz.tmp");
     let source = File::open(&plain).map_err(Error::io("open", &plain))?;
@@ -386,6 +402,8 @@ pub fn unpack(dir: &Path, segment: u64) -> Result<()> {
     }
     out.sync_all().map_err(Error::io("flush", &temporary))?;
     std::fs::rename(&temporary, &plain).map_err(Error::io("rename to", &plain))?;
+    sync_dir(&folder(dir))?;
+    // Until it is gone it is what counts, so nothing is appended to the plain one before.
     std::fs::remove_file(&source).map_err(Error::io("remove", &source))?;
     sync_dir(&folder(dir))
 }

@@ -223,13 +223,15 @@ impl Reader {
         }
     }
 
-    /// Id of a branch by its name (`main` is 0) or its number.
+    /// Id of a branch by its name (`main` is 0, `ledger` holds the branch facts) or its number.
     ///
     /// # Errors
     /// [`Error::NoBranch`].
     pub fn branch(&self, name: &str) -> Result<BranchId> {
-        if name == "main" {
-            return Ok(MAIN);
+        match name {
+            "main" => return Ok(MAIN),
+            "ledger" => return Ok(LEDGER),
+            _ => {}
         }
         let branches = self.branches();
         if let Some((id, _)) = branches.iter().find(|(_, b)| b.name == name) {
@@ -368,11 +370,23 @@ impl Reader {
         let Source::Journal { files, .. } = &self.inner.source else { return Ok(None) };
         let _one_at_a_time = self.inner.packing.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(open) = self.index().map(|i| i.segment) else { return Ok(None) };
-        let next = files.list()?.into_iter().find(|n| *n < open && !files.is_packed(*n));
+        let next = files.list()?.into_iter().find(|n| *n < open && files.plain_path(*n).exists());
         let Some(segment) = next else { return Ok(None) };
         let bytes = packed::pack(&self.inner.dir, segment)?;
         files.close(segment);
         Ok(Some(bytes))
+    }
+
+    /// Closed segments that are not compressed, and their bytes.
+    ///
+    /// # Errors
+    /// I/O.
+    pub fn plain_segments(&self) -> Result<(u64, u64)> {
+        let Source::Journal { files, .. } = &self.inner.source else { return Ok((0, 0)) };
+        let open = self.index().map_or(0, |i| i.segment);
+        let sizes = files.list()?.into_iter().filter(|n| *n < open).map(|n| files.plain_path(n).metadata().ok());
+        let sizes: Vec<u64> = sizes.flatten().map(|m| m.len()).collect();
+        Ok((sizes.len() as u64, sizes.iter().sum()))
     }
 
     /// Events in journal order (all branches) from an ordinal on: at most `max_records` records.

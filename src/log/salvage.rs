@@ -6,6 +6,7 @@
 
 use super::error::{Error, Result};
 use super::lock::{FolderLock, is_run};
+use super::making::make_folder;
 use super::reader::sled_branches;
 use super::rebuild::Rebuild;
 use super::record::{self, RECORD_HEADER, RecordHeader};
@@ -66,15 +67,7 @@ pub fn salvage(dir: &Path, out: &Path) -> Result<Salvage> {
     if !is_run(dir) {
         return Err(Error::Empty { dir: dir.to_path_buf() });
     }
-    if out.is_file() || std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Error::Exists { dir: out.to_path_buf() });
-    }
-    let saved = save(dir, out);
-    if saved.is_err() {
-        // Nothing but what this made, and nothing that could be taken for a run.
-        let _ = std::fs::remove_dir_all(out);
-    }
-    saved
+    make_folder(out, |folder| save(dir, folder))
 }
 
 fn save(dir: &Path, out: &Path) -> Result<Salvage> {

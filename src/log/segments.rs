@@ -27,6 +27,8 @@ pub struct Segments {
     open: Mutex<BTreeMap<u64, Arc<Open>>>,
     /// Damaged blocks of packed segments read as zeros, so that what is around them can be told.
     lenient: bool,
+    /// Packed segments are not looked at.
+    plain_only: bool,
 }
 
 /// Folder of the segments of a run.
@@ -37,12 +39,17 @@ pub fn folder(dir: &Path) -> PathBuf {
 impl Segments {
     /// Of a run folder; touches nothing.
     pub fn new(dir: &Path) -> Segments {
-        Segments { folder: folder(dir), open: Mutex::new(BTreeMap::new()), lenient: false }
+        Segments { folder: folder(dir), open: Mutex::new(BTreeMap::new()), lenient: false, plain_only: false }
     }
 
     /// The same, for a survey of damage.
     pub fn lenient(dir: &Path) -> Segments {
         Segments { lenient: true, ..Segments::new(dir) }
+    }
+
+    /// The same, for what is about to be packed.
+    pub fn plain(dir: &Path) -> Segments {
+        Segments { plain_only: true, ..Segments::new(dir) }
     }
 
     /// Path of a segment that is not packed.
@@ -57,13 +64,13 @@ impl Segments {
 
     /// The file that holds a segment, or would.
     pub fn path(&self, segment: u64) -> PathBuf {
-        let (plain, packed) = (self.plain_path(segment), self.packed_path(segment));
-        if !plain.exists() && packed.exists() { packed } else { plain }
+        if self.is_packed(segment) { self.packed_path(segment) } else { self.plain_path(segment) }
     }
 
-    /// Whether a segment is there in packed form only.
+    /// Whether a segment is there in packed form. It was read back and compared before it got its name, so a plain file
+    /// beside it is what a kill left.
     pub fn is_packed(&self, segment: u64) -> bool {
-        self.path(segment) == self.packed_path(segment)
+        !self.plain_only && self.packed_path(segment).exists()
     }
 
     fn open(&self, segment: u64) -> Result<Arc<Open>> {
@@ -71,14 +78,22 @@ impl Segments {
         if let Some(file) = open.get(&segment) {
             return Ok(file.clone());
         }
-        // The plain file is removed only after the packed one has its name.
-        let path = self.plain_path(segment);
-        let file = match File::open(&path) {
-            Ok(file) => Open::Plain(file),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && self.packed_path(segment).exists() => {
-                Open::Packed(Box::new(Packed::open(&self.packed_path(segment), self.lenient)?))
+        let (plain, packed) = (self.plain_path(segment), self.packed_path(segment));
+        let found = if self.is_packed(segment) {
+            match Packed::open(&packed, self.lenient) {
+                // Should a plain one still be there, it may serve.
+                Err(Error::Corrupt { .. }) if plain.exists() => File::open(&plain).map(Open::Plain),
+                packed => Ok(Open::Packed(Box::new(packed?))),
             }
-            Err(e) => return Err(Error::io("open", &path)(e)),
+        } else {
+            File::open(&plain).map(Open::Plain)
+        };
+        let file = match found {
+            // The plain file is removed only after the packed one has its name.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && self.is_packed(segment) => {
+                Open::Packed(Box::new(Packed::open(&packed, self.lenient)?))
+            }
+            found => found.map_err(Error::io("open", &plain))?,
         };
         let file = Arc::new(file);
         if open.len() >= MAX_OPEN {
@@ -96,7 +111,7 @@ impl Segments {
     /// Whether the list of record headers of a packed segment is as it was written; plain ones have none.
     pub fn check_headers(&self, segment: u64) -> Result<()> {
         match &*self.open(segment)? {
-            Open::Packed(packed) => packed.record_header(0).map(|_| ()),
+            Open::Packed(packed) => packed.check(),
             Open::Plain(_) => Ok(()),
         }
     }

@@ -1,6 +1,5 @@
 //! The log of a run folder, opened for writing.
 
-use super::branches::owner;
 use super::error::{Error, Result};
 use super::filler::{Filler, SledStatus};
 use super::head;
@@ -132,7 +131,7 @@ impl Log {
     pub fn create_branch(&self, name: &str, parent: BranchId, at: u64, settings: &str, meta: Meta) -> Result<BranchId> {
         let _one_at_a_time = self.forking.lock().unwrap_or_else(PoisonError::into_inner);
         let refuse = |why| Err(Error::BranchName { name: name.to_string(), why });
-        if name.is_empty() || name == "main" {
+        if name.is_empty() || name == "main" || name == "ledger" {
             return refuse("is reserved");
         }
         if name.chars().all(|c| c.is_ascii_digit()) || name.chars().any(char::is_control) {
@@ -152,20 +151,19 @@ impl Log {
         Ok(branch)
     }
 
-    /// Takes a branch back to event `to` of its history: it goes on from there, and what came after is hidden from then
-    /// on. Appends one event and removes nothing: forks keep what they saw, and a fork at a hidden event brings it
-    /// back. Durable on return. Nothing else may append to the branch meanwhile.
+    /// Takes a branch to what it was as of event `to`: it goes on from there, and what came after is hidden from then
+    /// on. Appends one event and removes nothing: forks keep what they saw, and an undo to a hidden event brings that
+    /// history back. Durable on return. Nothing else may append to the branch meanwhile.
     ///
     /// # Errors
-    /// [`Error::NoBranch`]; [`Error::NoEvent`] when `to` is 0 or no event of the branch as it stands; as
-    /// [`Ticket::wait`].
+    /// [`Error::NoBranch`]; [`Error::NoEvent`] when the branch never had an event `to`; as [`Ticket::wait`].
     pub fn undo(&self, branch: BranchId, to: u64, reason: &str, meta: Meta) -> Result<()> {
         let _one_at_a_time = self.forking.lock().unwrap_or_else(PoisonError::into_inner);
         self.branch_of_training(branch)?;
         self.writer.barrier(branch)?;
         let (at, head) = (self.reader.last(branch)?, self.reader.head(branch)?);
-        if owner(&self.reader.history(branch)?, to).is_none() {
-            return Err(Error::NoEvent { branch, seq: to, head });
+        if to == 0 || to > at {
+            return Err(Error::NoEvent { branch, seq: to, head: at });
         }
         if to == head {
             return Ok(());

@@ -18,7 +18,7 @@
 use super::blob;
 use super::error::{Error, Result};
 use super::journal::Journal;
-use super::lock::is_run;
+use super::making::make_folder;
 use super::options::Faults;
 use super::rebuild::SEGMENT_BYTES;
 use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, u32_le, u64_le};
@@ -156,6 +156,14 @@ impl Source<'_> {
         Ok(bytes)
     }
 
+    /// Whether anything follows.
+    fn more(&mut self) -> Result<bool> {
+        match self.input.take(1).read_to_end(&mut Vec::new()) {
+            Ok(n) => Ok(n > 0),
+            Err(e) => Err(Error::Io { action: "read", path: "the stream".into(), source: Arc::new(e) }),
+        }
+    }
+
     fn header(&mut self) -> Result<JournalId> {
         let head = self.take(HEADER)?;
         if head[..4] != MAGIC {
@@ -198,14 +206,7 @@ impl Source<'_> {
 /// # Errors
 /// [`Error::Stream`] with the place and what is wrong there; [`Error::Exists`]; I/O.
 pub fn import(input: &mut dyn Read, out: &Path, progress: &mut dyn FnMut(u64)) -> Result<Streamed> {
-    if out.is_file() || is_run(out) || std::fs::read_dir(out).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Error::Exists { dir: out.to_path_buf() });
-    }
-    let taken = take_in(input, out, progress);
-    if taken.is_err() {
-        let _ = std::fs::remove_dir_all(out);
-    }
-    taken
+    make_folder(out, |folder| take_in(input, folder, progress))
 }
 
 fn take_in(input: &mut dyn Read, out: &Path, progress: &mut dyn FnMut(u64)) -> Result<Streamed> {
@@ -254,6 +255,9 @@ fn take_in(input: &mut dyn Read, out: &Path, progress: &mut dyn FnMut(u64)) -> R
                 let counts = (source.done.events, source.done.records);
                 if body.len() != 48 || (u64_le(&body, 0), u64_le(&body, 8)) != counts || body[16..] != before {
                     return source.bad("what came does not add up to what its end mark says");
+                }
+                if source.more()? {
+                    return source.bad("something follows its end mark");
                 }
                 break;
             }

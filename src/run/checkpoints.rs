@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Why a checkpoint goes.
-pub(super) const SUPERSEDED: &str = "newer checkpoints are there; the weights follow from an older one and the log";
+pub(super) const SUPERSEDED: &str = "its weights follow from an older checkpoint, or the first weights, and the log";
 
 /// Checkpoint folders that may go, with the reason: all but the newest `keep` of every branch, as it stands. Weights in
 /// between are recomputed from the log, so `keep` = 0 only costs time.
