@@ -77,7 +77,7 @@ fn an_intact_run_is_copied_whole_and_either_copy_suffices() {
     // Nothing is overwritten.
     let full = tempfile::tempdir().unwrap();
     std::fs::write(full.path().join("x"), "x").unwrap();
-    assert!(matches!(salvage(dir.path(), full.path()), Err(Error::Exists { .. })));
+    assert!(matches!(salvage(dir.path(), full.path()), Err(Error::Foreign { .. })));
     assert!(matches!(salvage(&dir.path().join("nowhere"), full.path()), Err(Error::Empty { .. })));
 }
 
