@@ -42,6 +42,13 @@ fn what_is_undone_is_trained_again_to_the_same_facts() {
         assert_eq!(events(&dir)[..at], before[..at], "{to}");
         replays(&dir);
     }
+    // An undo that nothing was built on is taken back by another.
+    let (whole, last) = (events(&dir), |all: &[serde_json::Value]| all.last().expect("one")["seq"].to_string());
+    run(&["undo", text(&dir), "--to", "step:1"]);
+    assert!(events(&dir).len() < whole.len());
+    run(&["undo", text(&dir), "--to", &last(&whole)]);
+    assert_eq!(events(&dir), whole);
+    replays(&dir);
     // All of it is still there, under its number.
     let hidden = run(&["show", text(&dir), &before[middle].clone()["seq"].to_string(), "--json"]).json();
     assert_eq!(hidden["event"], before[middle]["event"]);

@@ -59,7 +59,8 @@ impl Branches {
             }
             Event::BranchUndone(e) => {
                 let before = self.undone.get(&e.branch).and_then(|all| all.last());
-                let ordered = e.to < e.at && e.at <= MAX_SEQ && before.is_none_or(|b| b.at <= e.at);
+                // `to` = `at` takes an earlier undo back.
+                let ordered = e.to <= e.at && e.at <= MAX_SEQ && before.is_none_or(|b| b.at <= e.at);
                 if !self.has(e.branch) || e.branch == LEDGER || !ordered {
                     return Err(format!("undoing branch {} from {} to {} does not fit", e.branch, e.at, e.to));
                 }

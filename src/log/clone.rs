@@ -58,11 +58,10 @@ fn make(dir: &Path, out: &Path) -> Result<u64> {
     std::fs::create_dir_all(&journal).map_err(Error::io("create folder", &journal))?;
     let (ours, theirs) = (Segments::new(dir), Segments::new(out));
     for number in ours.list()?.into_iter().filter(|n| *n < mark.segment) {
+        let packed = || share(&ours.packed_path(number), &theirs.packed_path(number));
+        let plain = |_| share(&ours.plain_path(number), &theirs.plain_path(number));
         // A segment may be compressed at this very moment.
-        let shared = share(&ours.plain_path(number), &theirs.plain_path(number));
-        if shared.is_err() {
-            share(&ours.packed_path(number), &theirs.packed_path(number))?;
-        }
+        packed().or_else(plain).or_else(|_| packed())?;
     }
     copy_start(&ours, mark.segment, &theirs.plain_path(mark.segment), mark.offset)?;
     for name in ["blobs", "checkpoints", "snapshots"] {

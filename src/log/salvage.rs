@@ -237,7 +237,7 @@ impl Saved<'_> {
             Event::BranchUndone(undone) => {
                 // What was hidden may be saved in part.
                 undone.at = undone.at.min(kept(self, undone.branch));
-                undone.to < undone.at
+                undone.to <= undone.at
             }
             Event::BranchDeleted(deleted) => kept(self, deleted.branch) > 0,
             _ => true,

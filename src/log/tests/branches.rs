@@ -64,6 +64,12 @@ fn an_undo_hides_and_removes_nothing() {
     assert_eq!(seqs(log.reader(), MAIN), (1..=9).chain([14]).collect::<Vec<_>>());
     log.undo(MAIN, 13, "", samples::meta()).unwrap();
     assert_eq!(seqs(log.reader(), MAIN), [1, 2, 3, 4, 5, 11, 13]);
+    // To the very last event, which an undo without an append behind it hid.
+    log.undo(MAIN, 14, "", samples::meta()).unwrap();
+    assert_eq!(seqs(log.reader(), MAIN), (1..=9).chain([14]).collect::<Vec<_>>());
+    drop(log);
+    let log = Log::open(dir.path(), Options::default()).unwrap();
+    log.undo(MAIN, 13, "", samples::meta()).unwrap();
     drop(log);
     // All of it also from sled, after a rebuild from it, in an exported stream, and in what salvage saves.
     let whole: Vec<Vec<Stamped>> = [MAIN, kept, back].map(|b| read_all(dir.path(), b)).to_vec();
