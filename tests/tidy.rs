@@ -16,7 +16,7 @@ const LIMIT_LINES: usize = 700;
 /// (crate path as written in code, files that may name it).
 const HOMES: &[(&str, &[&str])] = &[
     ("sled::", &["src/log/sled_store.rs"]),
-    ("crossbeam::", &["src/pipeline/", "src/log/writer.rs"]),
+    ("crossbeam::", &["src/pipeline/"]),
     ("reqwest::", &["src/evolve/client.rs"]),
     ("tokio::", &["src/evolve/client.rs"]),
     ("rkyv::", &["src/event/"]),

@@ -104,7 +104,7 @@ pub enum Error {
         /// The first failure.
         reason: String,
     },
-    /// The log was closed, or its writer thread ended.
+    /// The log was closed, or its committing thread ended.
     #[error("the log is closed")]
     Closed,
     /// No such branch.

@@ -6,7 +6,7 @@
 use super::error::{Error, Result};
 use super::options::Faults;
 use super::tail::{Backlog, Subscription, Tail};
-use super::ticket::{Ticket, slot};
+use super::ticket::Ticket;
 use super::{BranchId, EventIter, EventStore, MAIN, Stamped};
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta, codec, frame};
@@ -166,7 +166,6 @@ impl EventStore for MemoryLog {
     fn append(&self, event: Event, meta: Meta) -> Result<Ticket> {
         let encoded = codec::encode(&event, &meta)?;
         let mut state = self.shared.lock();
-        let (slot, waiter) = slot();
         let written = state.faults.torn(usize::MAX) == usize::MAX;
         if state.failed.is_none() && (!written || state.faults.sync().is_err()) {
             let error = Error::Failed { reason: "flush failed by the fault plan".into() };
@@ -174,8 +173,7 @@ impl EventStore for MemoryLog {
             state.failed = Some(error);
         }
         if let Some(error) = &state.failed {
-            slot.answer(Err(error.clone()));
-            return Ok(Ticket(waiter));
+            return Ok(Ticket::answered(Err(error.clone())));
         }
         let Some(told) = state.branches.get(&self.branch) else {
             return Err(Error::NoBranch { branch: self.branch.to_string() });
@@ -204,8 +202,7 @@ impl EventStore for MemoryLog {
         }
         self.tail.publish([(stamped.clone(), 0)]);
         drop(state);
-        slot.answer(Ok(stamped));
-        Ok(Ticket(waiter))
+        Ok(Ticket::answered(Ok(stamped)))
     }
 
     fn barrier(&self) -> Result<u64> {

@@ -36,6 +36,7 @@ mod blob;
 mod branches;
 mod clone;
 mod collect;
+mod commit;
 mod error;
 mod filler;
 mod head;

@@ -14,7 +14,7 @@ pub struct Options {
     pub group_bytes: usize,
     /// How long a group commit waits for more events, microseconds; a barrier ends the wait. Default 200.
     pub group_wait_us: u64,
-    /// Events waiting for the writer thread; `append` blocks beyond. Default 1024, minimum 1.
+    /// Events waiting to be committed; `append` blocks beyond. Default 1024, minimum 1.
     pub queue_events: usize,
     /// A segment that reached this length is closed, bytes. Default 64 MiB.
     pub segment_bytes: u64,

@@ -119,7 +119,7 @@ impl Log {
     /// [`Error::NoBranch`]; as [`EventStore::append`].
     pub fn append_to(&self, branch: BranchId, event: Event, meta: Meta) -> Result<Ticket> {
         self.reader.head(branch)?;
-        self.writer.append(self.reader.dir(), branch, event, meta)
+        self.writer.append(branch, event, meta)
     }
 
     /// Creates a branch that shares events 1..=`at` of its parent's history; O(1). Durable on return. `at` may be an
@@ -230,7 +230,7 @@ impl Drop for Log {
 
 impl EventStore for Log {
     fn append(&self, event: Event, meta: Meta) -> Result<Ticket> {
-        self.writer.append(self.reader.dir(), self.branch, event, meta)
+        self.writer.append(self.branch, event, meta)
     }
 
     fn barrier(&self) -> Result<u64> {

@@ -4,81 +4,76 @@ use super::Stamped;
 use super::error::{Error, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+/// What became of a group of events: they share one flush, and one answer.
 #[derive(Debug)]
-struct Cell<T> {
-    state: Mutex<State<T>>,
+pub(crate) struct Outcome {
+    answer: Mutex<Option<Result<Vec<Arc<Stamped>>>>>,
     ready: Condvar,
-}
-
-#[derive(Debug)]
-struct State<T> {
-    value: Option<Result<T>>,
-    /// Whether anybody waits. Most tickets are dropped unread, and waking nobody costs a system call an event.
-    waiting: bool,
 }
 
 /// The writer's end; dropped unanswered it says that the log is closed.
 #[derive(Debug)]
-pub(crate) struct Slot<T>(Arc<Cell<T>>);
+pub(crate) struct Promise(Arc<Outcome>);
 
-/// The caller's end.
-#[derive(Debug)]
-pub(crate) struct Waiter<T>(Arc<Cell<T>>);
-
-pub(crate) fn slot<T>() -> (Slot<T>, Waiter<T>) {
-    let cell = Arc::new(Cell { state: Mutex::new(State { value: None, waiting: false }), ready: Condvar::new() });
-    (Slot(cell.clone()), Waiter(cell))
-}
-
-impl<T> Slot<T> {
-    pub(crate) fn answer(self, value: Result<T>) {
-        self.set(value);
-    }
-
-    fn set(&self, value: Result<T>) {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.value.is_some() {
-            return;
-        }
-        state.value = Some(value);
-        let waiting = state.waiting;
-        drop(state);
-        if waiting {
-            self.0.ready.notify_all();
-        }
+impl Default for Promise {
+    fn default() -> Promise {
+        Promise(Arc::new(Outcome { answer: Mutex::new(None), ready: Condvar::new() }))
     }
 }
 
-impl<T> Drop for Slot<T> {
+impl Promise {
+    /// A ticket for the group's event at this place.
+    pub(crate) fn ticket(&self, place: usize) -> Ticket {
+        Ticket { outcome: self.0.clone(), place }
+    }
+
+    /// The group's events, durable, in order; or why they are not.
+    pub(crate) fn answer(self, answer: Result<Vec<Arc<Stamped>>>) {
+        self.set(answer);
+    }
+
+    fn set(&self, answer: Result<Vec<Arc<Stamped>>>) {
+        let mut given = self.0.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        given.get_or_insert(answer);
+        drop(given);
+        self.0.ready.notify_all();
+    }
+}
+
+impl Drop for Promise {
     fn drop(&mut self) {
         self.set(Err(Error::Closed));
     }
 }
 
-impl<T: Clone> Waiter<T> {
-    pub(crate) fn wait(&self) -> Result<T> {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(answer) = &state.value {
-                return answer.clone();
-            }
-            state.waiting = true;
-            state = self.0.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
+/// The promise of an append: waits for its durability.
+#[derive(Debug, Clone)]
+pub struct Ticket {
+    outcome: Arc<Outcome>,
+    place: usize,
 }
 
-/// The promise of an append: waits for its durability.
-#[derive(Debug)]
-pub struct Ticket(pub(crate) Waiter<Arc<Stamped>>);
-
 impl Ticket {
+    /// A ticket that is answered already.
+    pub(crate) fn answered(answer: Result<Arc<Stamped>>) -> Ticket {
+        let promise = Promise::default();
+        let ticket = promise.ticket(0);
+        promise.answer(answer.map(|stamped| vec![stamped]));
+        ticket
+    }
+
     /// Waits until the event is durable (or known not to become so).
     ///
     /// # Errors
     /// [`Error::Failed`] when the flush failed: the event may or may not be found after reopening.
-    /// [`Error::Closed`] when the writer thread ended first.
+    /// [`Error::Closed`] when the log's committing thread ended first.
     pub fn wait(&self) -> Result<Arc<Stamped>> {
-        self.0.wait()
+        let answer = self.outcome.answer.lock().unwrap_or_else(PoisonError::into_inner);
+        let answer = self.outcome.ready.wait_while(answer, |a| a.is_none()).unwrap_or_else(PoisonError::into_inner);
+        match &*answer {
+            Some(Ok(events)) => events.get(self.place).cloned().ok_or(Error::Closed),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(Error::Closed),
+        }
     }
 }

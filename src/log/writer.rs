@@ -1,320 +1,292 @@
-//! The writer thread: stamps, frames, group-commits, publishes.
+//! Appending: events are serialised, stamped and framed in the threads that append them, and gathered in groups.
 //!
-//! One thread takes events from a bounded queue. A group ends at `group_events`, `group_bytes`, after
-//! `group_wait_us`, or at a barrier; it becomes one record, is flushed, and only then published and
-//! acknowledged. After the first failure everything waiting and everything later is refused.
+//! A group is closed at `group_events`, `group_bytes`, after `group_wait_us`, at a barrier, or when the queue is full. It is
+//! one record, and goes to the [committer](super::commit), which flushes and acknowledges it. The groups after it are
+//! framed meanwhile: while a disk flushes, nothing else waits.
 
+use super::commit::Committer;
 use super::error::{Error, Result};
 use super::journal::Journal;
 use super::options::Options;
-use super::record::{RECORD_HEADER, RecordHeader};
+use super::record::RECORD_HEADER;
 use super::tail::Tail;
-use super::ticket::{Slot, Ticket, Waiter, slot};
-use super::{BranchId, LEDGER, Reader, Stamped, blob};
+use super::ticket::{Promise, Ticket};
+use super::{BranchId, Reader, blob};
 use crate::event::codec::{self, Encoded};
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta, frame};
-use crossbeam::channel::{Receiver, Sender, TryRecvError, after, bounded, never, select};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-enum Command {
-    Append(Box<Pending>),
-    /// Everything before it is durable when it is answered, with the branch's head.
-    Barrier(BranchId, Slot<u64>),
+/// A record to be: events of one branch, framed.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub branch: BranchId,
+    /// Chain digest before its first event.
+    pub prev: Digest,
+    /// Room for the record's header, then the frames.
+    pub record: Vec<u8>,
+    pub events: Vec<Framed>,
+    pub promise: Promise,
+    /// Length of its events.
+    bytes: usize,
+    /// When it must be closed at the latest.
+    deadline: Instant,
+    /// Nothing is added any more.
+    closed: bool,
 }
 
-struct Pending {
-    branch: BranchId,
-    event: Event,
-    meta: Meta,
-    encoded: Encoded,
-    flags: u16,
-    slot: Slot<Arc<Stamped>>,
+/// An event in a group, with its stamps.
+#[derive(Debug)]
+pub(crate) struct Framed {
+    pub event: Event,
+    pub meta: Meta,
+    pub seq: u64,
+    /// Chain digest after it.
+    pub digest: Digest,
+    /// Its length, wherever its facts are.
+    pub bytes: usize,
 }
 
-/// Sending side of the writer thread.
+/// What waits for the committer.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    groups: VecDeque<Group>,
+    /// Events in `groups`.
+    events: usize,
+    /// Last seq and chain digest of each branch written to, as of what was framed.
+    heads: BTreeMap<BranchId, (u64, Digest)>,
+    /// A ticket of the group that is being committed.
+    taken: Option<Ticket>,
+    /// Records' memory that may serve again.
+    spare: Vec<Vec<u8>>,
+    /// No more appends will come.
+    closed: bool,
+    /// Why everything is refused.
+    failed: Option<Error>,
+}
+
+/// Between the threads that append and the committer.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    queue: Mutex<Queue>,
+    /// The committer waits here for a group.
+    filled: Condvar,
+    /// Appenders wait here while the queue is full.
+    room: Condvar,
+    group_events: usize,
+    group_bytes: usize,
+    group_wait: Duration,
+    queue_events: usize,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next group once it is closed or due; `None` when the log was closed and nothing is left.
+    pub(crate) fn next(&self) -> Option<Group> {
+        let mut queue = self.lock();
+        loop {
+            let left = match queue.groups.front() {
+                Some(group) if group.closed || queue.closed => Duration::ZERO,
+                Some(group) => group.deadline.saturating_duration_since(Instant::now()),
+                None if queue.closed => return None,
+                None => Duration::MAX,
+            };
+            if left.is_zero() {
+                let group = queue.groups.pop_front()?;
+                queue.events -= group.events.len();
+                queue.taken = Some(group.promise.ticket(0));
+                drop(queue);
+                self.room.notify_all();
+                return Some(group);
+            }
+            queue = match left {
+                Duration::MAX => self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                left => self.filled.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
+            };
+        }
+    }
+
+    /// The group that was taken is durable: its record's memory comes back.
+    pub(crate) fn committed(&self, record: Vec<u8>) {
+        let mut queue = self.lock();
+        queue.taken = None;
+        // What is larger was an exception.
+        if record.capacity() <= 2 * self.group_bytes + RECORD_HEADER && queue.spare.len() < 2 {
+            queue.spare.push(record);
+        }
+    }
+
+    /// Refuses everything that waits and everything later.
+    pub(crate) fn fail(&self, error: &Error) {
+        let mut queue = self.lock();
+        queue.failed.get_or_insert_with(|| error.clone());
+        queue.events = 0;
+        for group in std::mem::take(&mut queue.groups) {
+            group.promise.answer(Err(error.clone()));
+        }
+        drop(queue);
+        self.room.notify_all();
+    }
+}
+
+/// The appending side.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    commands: Option<Sender<Command>>,
+    shared: Arc<Shared>,
+    reader: Reader,
     thread: Option<JoinHandle<()>>,
     blob_bytes: usize,
     blob_copies: u32,
 }
 
-impl std::fmt::Debug for Command {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Command")
-    }
-}
-
 impl Writer {
     pub(crate) fn start(journal: Journal, reader: Reader, tail: Arc<Tail>, options: &Options) -> Result<Writer> {
-        let (commands, queue) = bounded(options.queue_events.max(1));
-        let blob_bytes = options.blob_bytes.min(1 << 20);
-        let mut state = Thread {
-            journal,
-            reader,
-            tail,
-            heads: BTreeMap::new(),
-            stretch: Stretch::default(),
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            filled: Condvar::new(),
+            room: Condvar::new(),
             group_events: options.group_events.max(1),
             group_bytes: options.group_bytes.min(32 << 20),
             group_wait: Duration::from_micros(options.group_wait_us),
-            failed: None,
-        };
+            queue_events: options.queue_events.max(1),
+        });
+        let mut committer = Committer::new(journal, reader.clone(), tail, shared.clone());
         let thread = std::thread::Builder::new()
-            .name("log-writer".into())
-            .spawn(move || state.run(&queue))
-            .map_err(Error::io("start the writer thread of", Path::new("the log")))?;
-        Ok(Writer { commands: Some(commands), thread: Some(thread), blob_bytes, blob_copies: options.blob_copies })
+            .name("log-commit".into())
+            .spawn(move || committer.run())
+            .map_err(Error::io("start the committing thread of", Path::new("the log")))?;
+        let (blob_bytes, blob_copies) = (options.blob_bytes.min(1 << 20), options.blob_copies);
+        Ok(Writer { shared, reader, thread: Some(thread), blob_bytes, blob_copies })
     }
 
-    /// Serialises in the caller's thread and queues; blocks while the queue is full, and for the flush of a
-    /// payload that needs a blob.
-    pub(crate) fn append(&self, dir: &Path, branch: BranchId, event: Event, meta: Meta) -> Result<Ticket> {
+    /// Serialises and frames an event; blocks while the queue is full, and for the flush of a payload that needs a blob.
+    pub(crate) fn append(&self, branch: BranchId, event: Event, meta: Meta) -> Result<Ticket> {
         let mut encoded = codec::encode(&event, &meta)?;
-        let mut flags = 0;
-        if encoded.facts.len() > self.blob_bytes {
-            let digest = blob::write(dir, &encoded.facts, self.blob_copies)?;
-            encoded.facts = frame::blob_ref(digest, encoded.facts.len() as u64).to_vec();
+        let (mut flags, facts_len) = (0, encoded.facts.len());
+        if facts_len > self.blob_bytes {
+            let digest = blob::write(self.reader.dir(), &encoded.facts, self.blob_copies)?;
+            encoded.facts = frame::blob_ref(digest, facts_len as u64).to_vec();
             flags = frame::FLAG_BLOB;
         }
-        let (slot, waiter) = slot();
-        let pending = Pending { branch, event, meta, encoded, flags, slot };
-        self.send(Command::Append(Box::new(pending)))?;
-        Ok(Ticket(waiter))
+        let shared = &*self.shared;
+        let full = |q: &mut Queue| q.events >= shared.queue_events && !q.closed && q.failed.is_none();
+        let mut queue = shared.room.wait_while(shared.lock(), full).unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = &queue.failed {
+            return Ok(Ticket::answered(Err(error.clone())));
+        }
+        if queue.closed {
+            return Err(Error::Closed);
+        }
+        let (seq, prev) = self.head(&mut queue, branch)?;
+        let Encoded { kind, version, facts, meta: observed } = &encoded;
+        let header = frame::Header {
+            kind: *kind as u16,
+            version: *version,
+            flags,
+            branch,
+            seq: seq + 1,
+            prev,
+            meta_version: codec::META_VERSION,
+        };
+        let first = self.open_group(&mut queue, branch, prev);
+        let Queue { groups, events, heads, .. } = &mut *queue;
+        let group = groups.back_mut().expect("invariant: open_group left one");
+        let digest = match frame::write(&mut group.record, &header, facts, observed) {
+            Ok(digest) => digest,
+            Err(error) => {
+                if first {
+                    groups.pop_back();
+                }
+                return Err(error.into());
+            }
+        };
+        let ticket = group.promise.ticket(group.events.len());
+        let bytes = frame::HEADER_LEN + facts_len + observed.len();
+        group.events.push(Framed { event, meta, seq: seq + 1, digest, bytes });
+        heads.insert(branch, (seq + 1, digest));
+        group.bytes += bytes;
+        *events += 1;
+        group.closed = group.events.len() >= shared.group_events
+            || group.bytes >= shared.group_bytes
+            || *events >= shared.queue_events;
+        let wake = first || group.closed;
+        drop(queue);
+        if wake {
+            shared.filled.notify_one();
+        }
+        Ok(ticket)
     }
 
+    /// Last seq and chain digest of a branch, with what was framed.
+    fn head(&self, queue: &mut Queue, branch: BranchId) -> Result<(u64, Digest)> {
+        if let Some(head) = queue.heads.get(&branch) {
+            return Ok(*head);
+        }
+        let seq = self.reader.last(branch)?;
+        let head = (seq, self.reader.digest(branch, seq)?);
+        queue.heads.insert(branch, head);
+        Ok(head)
+    }
+
+    /// Sees to it that the last group takes events of this branch; whether it is a new one. A record holds events of one
+    /// branch: a group of another one is closed.
+    fn open_group(&self, queue: &mut Queue, branch: BranchId, prev: Digest) -> bool {
+        if let Some(last) = queue.groups.back_mut() {
+            if last.branch == branch && !last.closed {
+                return false;
+            }
+            last.closed = true;
+        }
+        let mut record = queue.spare.pop().unwrap_or_default();
+        record.clear();
+        record.resize(RECORD_HEADER, 0);
+        queue.groups.push_back(Group {
+            branch,
+            prev,
+            record,
+            events: Vec::with_capacity(self.shared.group_events.min(256)),
+            promise: Promise::default(),
+            bytes: 0,
+            deadline: Instant::now() + self.shared.group_wait,
+            closed: false,
+        });
+        true
+    }
+
+    /// Waits until everything appended so far is durable; the branch's head.
     pub(crate) fn barrier(&self, branch: BranchId) -> Result<u64> {
-        let (slot, waiter): (_, Waiter<u64>) = slot();
-        self.send(Command::Barrier(branch, slot))?;
-        waiter.wait()
-    }
-
-    fn send(&self, command: Command) -> Result<()> {
-        self.commands.as_ref().ok_or(Error::Closed)?.send(command).map_err(|_| Error::Closed)
+        let mut queue = self.shared.lock();
+        if let Some(error) = &queue.failed {
+            return Err(error.clone());
+        }
+        let last = match queue.groups.back_mut() {
+            Some(group) => {
+                group.closed = true;
+                Some(group.promise.ticket(0))
+            }
+            None => queue.taken.clone(),
+        };
+        drop(queue);
+        self.shared.filled.notify_one();
+        if let Some(last) = last {
+            last.wait()?;
+        }
+        self.reader.head(branch)
     }
 
     /// Commits what is queued and ends the thread.
     pub(crate) fn stop(&mut self) {
-        self.commands = None;
+        self.shared.lock().closed = true;
+        self.shared.filled.notify_one();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-    }
-}
-
-struct Thread {
-    journal: Journal,
-    reader: Reader,
-    tail: Arc<Tail>,
-    /// Last seq and chain digest of each branch written to.
-    heads: BTreeMap<BranchId, (u64, Digest)>,
-    stretch: Stretch,
-    group_events: usize,
-    group_bytes: usize,
-    group_wait: Duration,
-    failed: Option<Error>,
-}
-
-/// The record being made: events of one branch, framed as they arrive, so that little is left to do when the group is
-/// full.
-#[derive(Default)]
-struct Stretch {
-    branch: BranchId,
-    /// Chain digest before its first event.
-    prev: Digest,
-    /// Seq and chain digest of its last event.
-    seq: u64,
-    digest: Digest,
-    /// Room for the record's header, then the frames. Used again.
-    record: Vec<u8>,
-    /// What waits, with its stamps.
-    pending: Vec<(Box<Pending>, Stamp)>,
-}
-
-/// Seq, chain digest, and bytes.
-type Stamp = (u64, Digest, usize);
-
-/// Closes the publication however the thread ends, so that nobody waits for a dead writer.
-struct CloseOnExit(Arc<Tail>);
-
-impl Drop for CloseOnExit {
-    fn drop(&mut self) {
-        self.0.close(Error::Closed);
-    }
-}
-
-/// Asks for the head of a branch once everything queued before is durable.
-type Barrier = (BranchId, Slot<u64>);
-
-impl Thread {
-    fn run(&mut self, queue: &Receiver<Command>) {
-        let _close = CloseOnExit(self.tail.clone());
-        while let Ok(first) = queue.recv() {
-            let barrier = self.gather(first, queue);
-            self.commit();
-            if let Some((branch, slot)) = barrier {
-                let head = match &self.failed {
-                    Some(error) => Err(error.clone()),
-                    None => self.reader.head(branch),
-                };
-                slot.answer(head);
-            }
-        }
-    }
-
-    /// Takes in the appends of one commit; the barrier that ended it.
-    fn gather(&mut self, first: Command, queue: &Receiver<Command>) -> Option<Barrier> {
-        let (mut events, mut bytes) = (0, 0);
-        let deadline = if self.group_wait.is_zero() { never() } else { after(self.group_wait) };
-        let mut next = Some(first);
-        while let Some(command) = next.take() {
-            match command {
-                Command::Append(pending) => {
-                    bytes += frame::HEADER_LEN + pending.encoded.facts.len() + pending.encoded.meta.len();
-                    events += 1;
-                    self.take(pending);
-                }
-                Command::Barrier(branch, slot) => return Some((branch, slot)),
-            }
-            if events >= self.group_events || bytes >= self.group_bytes {
-                break;
-            }
-            next = match queue.try_recv() {
-                Ok(command) => Some(command),
-                Err(TryRecvError::Disconnected) => None,
-                Err(TryRecvError::Empty) if self.group_wait.is_zero() => None,
-                Err(TryRecvError::Empty) => select! {
-                    recv(queue) -> command => command.ok(),
-                    recv(deadline) -> _ => None,
-                },
-            };
-        }
-        None
-    }
-
-    /// Frames an event behind those that wait. One record per stretch of the same branch: what waits for another branch
-    /// is committed first, so at most one record is ever in flight.
-    fn take(&mut self, pending: Box<Pending>) {
-        if !self.stretch.pending.is_empty() && self.stretch.branch != pending.branch {
-            self.commit();
-        }
-        if let Some(error) = &self.failed {
-            return pending.slot.answer(Err(error.clone()));
-        }
-        match self.frame(&pending) {
-            Ok(stamp) => self.stretch.pending.push((pending, stamp)),
-            Err(error) => {
-                self.fail(&error);
-                pending.slot.answer(Err(Error::Failed { reason: error.to_string() }));
-            }
-        }
-    }
-
-    /// Puts the event's frame behind those that wait.
-    fn frame(&mut self, pending: &Pending) -> Result<Stamp> {
-        if self.stretch.pending.is_empty() {
-            let branch = pending.branch;
-            let (seq, digest) = match self.heads.get(&branch) {
-                Some(head) => *head,
-                None => {
-                    let seq = self.reader.last(branch)?;
-                    (seq, self.reader.digest(branch, seq)?)
-                }
-            };
-            let mut record = std::mem::take(&mut self.stretch.record);
-            record.clear();
-            record.resize(RECORD_HEADER, 0);
-            self.stretch = Stretch {
-                branch,
-                prev: digest,
-                seq,
-                digest,
-                record,
-                pending: std::mem::take(&mut self.stretch.pending),
-            };
-        }
-        let Stretch { branch, seq, digest, record, .. } = &mut self.stretch;
-        let Encoded { kind, version, facts, meta } = &pending.encoded;
-        let header = frame::Header {
-            kind: *kind as u16,
-            version: *version,
-            flags: pending.flags,
-            branch: *branch,
-            seq: *seq + 1,
-            prev: *digest,
-            meta_version: codec::META_VERSION,
-        };
-        let start = record.len();
-        *digest = frame::write(record, &header, facts, meta)?;
-        *seq += 1;
-        Ok((*seq, *digest, facts.len().max(record.len() - start)))
-    }
-
-    /// Refuses everything that waits and everything later.
-    fn fail(&mut self, error: &Error) {
-        let error = Error::Failed { reason: error.to_string() };
-        self.failed = Some(error.clone());
-        self.tail.close(error.clone());
-        for (pending, _) in self.stretch.pending.drain(..) {
-            pending.slot.answer(Err(error.clone()));
-        }
-    }
-
-    /// Makes what waits durable, then known.
-    fn commit(&mut self) {
-        if self.stretch.pending.is_empty() {
-            return;
-        }
-        if let Err(error) = self.write() {
-            return self.fail(&error);
-        }
-        let mut answers = Vec::with_capacity(self.stretch.pending.len());
-        let mut published = Vec::with_capacity(self.stretch.pending.len());
-        for (pending, (seq, digest, bytes)) in self.stretch.pending.drain(..) {
-            let Pending { branch, event, meta, slot, .. } = *pending;
-            let stamped = Arc::new(Stamped { seq, branch, event, meta, digest });
-            published.push((stamped.clone(), bytes));
-            answers.push((slot, stamped));
-        }
-        self.tail.publish(published);
-        for (slot, stamped) in answers {
-            slot.answer(Ok(stamped));
-        }
-    }
-
-    fn write(&mut self) -> Result<()> {
-        let Stretch { branch, prev, seq, digest, record, pending } = &mut self.stretch;
-        let count = pending.len() as u32;
-        let header = RecordHeader {
-            journal: [0; 16],
-            epoch: 0,
-            number: 0,
-            branch: *branch,
-            count,
-            first_seq: *seq + 1 - u64::from(count),
-            body_len: 0,
-            body_crc: 0,
-            prev: *prev,
-        };
-        let (segment, offset, header) = self.journal.append_record(header, record)?;
-        let fits = self.reader.with_index(|index| {
-            index.journal.get_or_insert(header.journal);
-            index.push(segment, offset, header)?;
-            for (pending, _) in pending.iter().filter(|(p, _)| p.branch == LEDGER) {
-                index.apply(&pending.event)?;
-            }
-            Ok::<(), String>(())
-        });
-        if let Some(Err(what)) = fits {
-            return Err(Error::Failed { reason: what });
-        }
-        self.heads.insert(*branch, (*seq, *digest));
-        Ok(())
     }
 }

@@ -83,15 +83,20 @@ struct Lane {
 impl Lane {
     fn turn(&mut self, commits: &[Vec<Vec<u8>>], counts: bool) -> Result<()> {
         let begin = Instant::now();
-        let mut acknowledged = Duration::ZERO;
+        let mut took = Vec::with_capacity(commits.len());
         for group in commits {
             let commit = Instant::now();
             self.store.commit(self.next, group)?;
-            let took = commit.elapsed();
+            took.push(commit.elapsed());
             self.next += group.len() as u64;
-            acknowledged += took;
-            if counts {
-                self.latency.record(took.as_micros() as u64)?;
+        }
+        if let Some(latencies) = self.store.acknowledge()? {
+            took = latencies;
+        }
+        let acknowledged = begin.elapsed();
+        if counts {
+            for latency in took {
+                self.latency.record(latency.as_micros() as u64)?;
             }
         }
         self.store.settle()?;

@@ -1,20 +1,27 @@
 //! The stores: each takes a group of events and returns when it is durable.
 
 use coevolve::event::{FailureNoted, Meta, RunStarted};
-use coevolve::log::{EventStore, Log, Options};
+use coevolve::log::{EventStore, Log, Options, Ticket};
+use std::collections::VecDeque;
 use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What goes wrong in a store; the benchmark ends with it.
 pub type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// A store that can be appended to.
 pub trait Store {
-    /// Appends a group of events that follow those before; on return they are durable. `first` numbers the first one.
+    /// Appends a group of events that follow those before. `first` numbers the first one. On return they are durable,
+    /// but for a store with an `acknowledge` of its own.
     fn commit(&mut self, first: u64, group: &[Vec<u8>]) -> Result<()>;
+
+    /// Waits until everything appended is durable; how long each of the groups of this turn took.
+    fn acknowledge(&mut self) -> Result<Option<Vec<Duration>>> {
+        Ok(None)
+    }
 
     /// Waits until work left for later is done, so that it does not slow the next store.
     fn settle(&mut self) -> Result<()> {
@@ -28,8 +35,9 @@ pub type Open = fn(&Path) -> Result<Box<dyn Store>>;
 /// Name, how it makes a commit durable, and how it is opened.
 pub const STORES: &[(&str, &str, Open)] = &[
     ("raw file", "write, fdatasync", RawFile::open),
-    ("coevolve", "one record, fdatasync; no sled copy", |dir| Coevolve::open(dir, false)),
-    ("coevolve + sled", "the same, and the sled copy filled behind", |dir| Coevolve::open(dir, true)),
+    ("coevolve", "one record, fdatasync; no sled copy", |dir| Coevolve::open(dir, false, IN_FLIGHT)),
+    ("coevolve, one by one", "the same", |dir| Coevolve::open(dir, false, 1)),
+    ("coevolve + sled", "the same, and the sled copy filled behind", |dir| Coevolve::open(dir, true, IN_FLIGHT)),
     ("fjall", "batch, PersistMode::SyncData", Fjall::open),
     ("LMDB", "transaction, default flags", Lmdb::open),
     ("SQLite", "WAL, synchronous=FULL", Sqlite::open),
@@ -52,13 +60,23 @@ impl Store for RawFile {
     }
 }
 
-struct Coevolve(Log);
+/// The log, with so many groups on their way: a group is begun while those before it are being flushed.
+struct Coevolve {
+    log: Log,
+    in_flight: usize,
+    /// Begin and last ticket of the groups on their way.
+    waiting: VecDeque<(Instant, Ticket)>,
+    took: Vec<Duration>,
+}
+
+/// Groups on their way: one that is flushed, one that is framed, one that is serialised.
+const IN_FLIGHT: usize = 3;
 
 /// A frame of 1,024 bytes has 72 of header and 32 of meta; the rest is the payload's archive.
 const MESSAGE: usize = 1024 - 72 - 32 - 16;
 
 impl Coevolve {
-    fn open(dir: &Path, sled: bool) -> Result<Box<dyn Store>> {
+    fn open(dir: &Path, sled: bool, in_flight: usize) -> Result<Box<dyn Store>> {
         let started = RunStarted {
             run_id: "00112233445566778899aabbccddeeff".into(),
             seed: 1,
@@ -69,27 +87,45 @@ impl Coevolve {
         };
         // The wait of `coevolve train`: a commit is closed by its 256 events, not by the clock.
         let options = Options { sled, group_wait_us: 5_000, ..Options::default() };
-        Ok(Box::new(Coevolve(Log::create(&dir.join("run"), started, Meta::default(), options)?)))
+        let log = Log::create(&dir.join("run"), started, Meta::default(), options)?;
+        Ok(Box::new(Coevolve { log, in_flight, waiting: VecDeque::new(), took: Vec::new() }))
+    }
+
+    /// Waits until fewer than so many groups are on their way.
+    fn wait(&mut self, below: usize) -> Result<()> {
+        while self.waiting.len() >= below.max(1) {
+            let Some((begin, last)) = self.waiting.pop_front() else { break };
+            last.wait()?;
+            self.took.push(begin.elapsed());
+        }
+        Ok(())
     }
 }
 
 impl Store for Coevolve {
     fn commit(&mut self, _: u64, group: &[Vec<u8>]) -> Result<()> {
+        let begin = Instant::now();
+        let mut last = None;
         // Serialising, checksums and hashes are part of it; making the event's text is not the log's work.
         for event in group {
             let message = String::from_utf8(event[..MESSAGE].to_vec())?;
-            self.0.append(FailureNoted { stage: String::new(), message }.into(), Meta::default())?;
+            last = Some(self.log.append(FailureNoted { stage: String::new(), message }.into(), Meta::default())?);
         }
-        self.0.barrier()?;
-        Ok(())
+        self.waiting.extend(last.map(|ticket| (begin, ticket)));
+        self.wait(self.in_flight)
+    }
+
+    fn acknowledge(&mut self) -> Result<Option<Vec<Duration>>> {
+        self.wait(1)?;
+        Ok(Some(std::mem::take(&mut self.took)))
     }
 
     fn settle(&mut self) -> Result<()> {
-        while let Some(status) = self.0.sled_status() {
+        while let Some(status) = self.log.sled_status() {
             if let Some(failed) = status.failed {
                 return Err(failed.into());
             }
-            if status.events >= self.0.head() {
+            if status.events >= self.log.head() {
                 break;
             }
             std::thread::sleep(Duration::from_micros(200));
