@@ -48,7 +48,7 @@ fn exported(dir: &Path) -> Vec<u8> {
 }
 
 fn digests(dir: &Path) -> Digests {
-    let events = events(dir);
+    let (events, reader) = (events(dir), Reader::open(dir).expect("the run opens"));
     let mut facts = FactsDigest::new();
     for e in &events {
         facts.add(&e.event).expect("a fact");
@@ -56,7 +56,7 @@ fn digests(dir: &Path) -> Digests {
     Digests {
         events: events.len() as u64,
         facts_digest: facts.value().to_string(),
-        chain_digest: events.last().expect("events").digest.to_string(),
+        chain_digest: reader.digest(MAIN, events.len() as u64).expect("the last event").to_string(),
         export_digest: Digest::of(&exported(dir)).to_string(),
     }
 }
@@ -134,20 +134,23 @@ fn a_run_of_an_earlier_release_folds_to_the_same_projections() {
     );
 }
 
-/// The frames of a segment, found by the offsets of `schema/README.md` and no code of the log.
-fn frames(segment: &[u8]) -> Vec<&[u8]> {
+/// The frames of a segment of one branch, each with the chain digests before its record and after itself: found by the
+/// offsets of `schema/README.md` and no code of the log.
+fn frames(segment: &[u8]) -> Vec<(&[u8], Digest, Digest)> {
     let u32_at = |b: &[u8], at: usize| u32::from_le_bytes(b[at..at + 4].try_into().expect("4 bytes")) as usize;
-    let mut out = Vec::new();
+    let (mut out, mut prev) = (Vec::new(), Digest::ZERO);
     let mut rest = &segment[64..];
     while !rest.is_empty() {
         assert_eq!(&rest[..4], b"CVJR");
         let (count, len) = (u32_at(rest, 44), u32_at(rest, 56));
-        let mut body = &rest[104..104 + len];
+        let whole = &rest[104..104 + len];
+        let (mut body, before) = (whole, prev);
         for _ in 0..count {
             assert_eq!(&body[..4], b"CVEF");
             let (frame, more) = body.split_at(72 + u32_at(body, 24) + u32_at(body, 28));
-            out.push(frame);
             body = more;
+            prev = Digest(*blake3::hash(&whole[..len - body.len()]).as_bytes());
+            out.push((frame, before, prev));
         }
         assert!(body.is_empty());
         rest = &rest[104 + len..];
@@ -159,10 +162,10 @@ fn frames(segment: &[u8]) -> Vec<&[u8]> {
 fn every_event_of_an_earlier_release_is_written_to_the_same_bytes() {
     let segment = std::fs::read(fixture().join(SEGMENT)).expect("segment");
     let frames = frames(&segment);
-    let events = events(&fixture());
+    let (events, reader) = (events(&fixture()), Reader::open(&fixture()).expect("the run opens"));
     assert_eq!(frames.len(), events.len());
-    let (mut prev, mut same, mut kinds) = (Digest::ZERO, 0, BTreeSet::new());
-    for (old, e) in frames.iter().zip(&events) {
+    let (mut same, mut kinds) = (0, BTreeSet::new());
+    for ((old, prev, digest), e) in frames.into_iter().zip(&events) {
         let encoded = codec::encode(&e.event, &e.meta).expect("encode");
         kinds.insert(encoded.kind);
         // An event of a kind that has a newer version since is read, and not written like this any more.
@@ -178,11 +181,10 @@ fn every_event_of_an_earlier_release_is_written_to_the_same_bytes() {
             };
             let mut new = Vec::new();
             frame::write(&mut new, &header, &encoded.facts, &encoded.meta).expect("frame");
-            assert!(new == *old, "event {} ({:?}) is written to other bytes", e.seq, encoded.kind);
+            assert!(new == old, "event {} ({:?}) is written to other bytes", e.seq, encoded.kind);
             same += 1;
         }
-        prev = Digest::of(old);
-        assert_eq!(e.digest, prev, "event {}", e.seq);
+        assert_eq!(reader.digest(MAIN, e.seq).expect("a digest"), digest, "event {}", e.seq);
     }
     assert!(same > 0);
     let wanted = [Kind::RolloutFinished, Kind::SignalRaised, Kind::GradientStepTaken, Kind::DraftValidated];

@@ -173,15 +173,13 @@ fn mutate(draw: &mut Draw, bytes: &[u8], others: &[Vec<u8>], fields: &[usize]) -
 const FRAME_FIELDS: &[usize] = &[6, 8, 10, 24, 28, 64];
 const RECORD_FIELDS: &[usize] = &[32, 40, 44, 48, 52, 56, 104 + 24, 104 + 28];
 
-/// A whole, linked record whose events have these facts instead.
+/// A whole record one of whose events has these facts instead.
 fn relinked(record: &[u8], change: usize, facts: &[u8]) -> Vec<u8> {
     let old = parsers::record(record).expect("a seed");
     let mut body = Vec::new();
-    let mut prev = old.frames[0].header.prev;
     for (i, f) in old.frames.iter().enumerate() {
         let facts = if i == change { facts } else { f.facts };
-        let header = frame::Header { prev, ..f.header };
-        prev = frame::write(&mut body, &header, facts, f.meta).expect("frame");
+        frame::write(&mut body, &f.header, facts, f.meta).expect("frame");
     }
     targets::mend_record([&record[..104], &body].concat())
 }

@@ -42,12 +42,13 @@ impl Show {
             }
         };
         let stamped = history.reader.event(history.branch, seq)?;
+        let digest = history.reader.digest(history.branch, seq)?;
         if self.json {
             return json(
-                &serde_json::json!({"seq": stamped.seq, "branch": stamped.branch, "digest": stamped.digest.to_string(), "meta": stamped.meta, "event": stamped.event}),
+                &serde_json::json!({"seq": stamped.seq, "branch": stamped.branch, "digest": digest.to_string(), "meta": stamped.meta, "event": stamped.event}),
             );
         }
-        line(format!("event {} of branch {}, digest {}", stamped.seq, stamped.branch, stamped.digest))?;
+        line(format!("event {} of branch {}, digest {}", stamped.seq, stamped.branch, digest))?;
         match &stamped.event {
             Event::RolloutFinished(r) => {
                 rollout(r)?;

@@ -146,7 +146,7 @@ fn frame_has_the_documented_layout() {
         prev: Digest([5; 32]),
         meta_version: 1,
     };
-    let digest = frame::write(&mut out, &header, b"facts", b"me").unwrap();
+    frame::write(&mut out, &header, b"facts", b"me").unwrap();
     let frame_bytes = &out[2..];
     let mut by_hand = Vec::new();
     by_hand.extend_from_slice(b"CVEF\x01\x00\x02\x01\x03\x00\x00\x00\x07\x00\x00\x00");
@@ -166,7 +166,6 @@ fn frame_has_the_documented_layout() {
     by_hand.extend_from_slice(&(!crc).to_le_bytes());
     by_hand.extend_from_slice(b"factsme");
     assert_eq!(frame_bytes, by_hand);
-    assert_eq!(digest, Digest(*blake3::hash(&by_hand).as_bytes()));
     let read = frame::read(frame_bytes).unwrap();
     assert_eq!((read.header, read.facts, read.meta), (header, &b"facts"[..], &b"me"[..]));
     for bit in 0..frame_bytes.len() * 8 {

@@ -111,7 +111,7 @@ impl Log {
     fn payloads(&self) -> Result<BTreeSet<Digest>> {
         let (mut needed, mut at) = (BTreeSet::new(), 0);
         while at < self.reader().events() {
-            at = self.reader().frames_from(at, 64, |frame, _| {
+            at = self.reader().frames_from(at, 64, |frame| {
                 needed.extend(frame.blob().map(|(digest, _)| digest));
                 Ok(())
             })?;

@@ -78,8 +78,8 @@ impl Committer {
         let Group { branch, events, record, promise, .. } = group;
         let mut stamped = Vec::with_capacity(events.len());
         let mut published = Vec::with_capacity(events.len());
-        for Framed { event, meta, seq, digest, bytes } in events {
-            let event = Arc::new(Stamped { seq, branch, event, meta, digest });
+        for Framed { event, meta, seq, bytes } in events {
+            let event = Arc::new(Stamped { seq, branch, event, meta });
             published.push((event.clone(), bytes));
             stamped.push(event);
         }

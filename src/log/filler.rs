@@ -138,7 +138,7 @@ fn fill(reader: &Reader, tail: &Tail, stop: &AtomicBool, note: &Note<'_>, mut co
 fn copy(reader: &Reader, store: &SledStore, journal: &JournalId, from: u64, compress: bool) -> Result<u64> {
     let mut filling = Filling::new(store, compress);
     let at = reader
-        .frames_from(from, BATCH_RECORDS, |frame, _| filling.put(frame.header.branch, frame.header.seq, frame.bytes))?;
+        .frames_from(from, BATCH_RECORDS, |frame| filling.put(frame.header.branch, frame.header.seq, frame.bytes))?;
     filling.flush()?;
     store.set_position(journal, at)?;
     Ok(at)

@@ -203,7 +203,7 @@ impl Index {
                 let body = files.read(segment, offset + RECORD_HEADER as u64, header.body_len as usize)?;
                 let mut after = self.branches.clone();
                 let taken = super::record::frames(&header, &body)
-                    .and_then(|frames| frames.iter().try_for_each(|(frame, _)| after.apply_frame(frame)));
+                    .and_then(|frames| frames.iter().try_for_each(|frame| after.apply_frame(frame)));
                 match taken {
                     Ok(()) => branches = Some(after),
                     Err(what) => return bad(what),

@@ -8,8 +8,7 @@ use super::options::Faults;
 use super::tail::{Backlog, Subscription, Tail};
 use super::ticket::Ticket;
 use super::{BranchId, EventIter, EventStore, MAIN, Stamped};
-use crate::event::digest::Digest;
-use crate::event::{Event, Meta, codec, frame};
+use crate::event::{Event, Meta, codec};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -164,7 +163,8 @@ impl MemoryLog {
 
 impl EventStore for MemoryLog {
     fn append(&self, event: Event, meta: Meta) -> Result<Ticket> {
-        let encoded = codec::encode(&event, &meta)?;
+        // What cannot be serialised is refused, as by the log on disk.
+        codec::encode(&event, &meta)?;
         let mut state = self.shared.lock();
         let written = state.faults.torn(usize::MAX) == usize::MAX;
         if state.failed.is_none() && (!written || state.faults.sync().is_err()) {
@@ -179,19 +179,7 @@ impl EventStore for MemoryLog {
             return Err(Error::NoBranch { branch: self.branch.to_string() });
         };
         let (last, head) = (told.last(), told.head);
-        // The chain runs on over what was undone.
-        let prev = told.view(last).last().map_or(Digest::ZERO, |at| state.events[*at].digest);
-        let header = frame::Header {
-            kind: encoded.kind as u16,
-            version: encoded.version,
-            flags: 0,
-            branch: self.branch,
-            seq: last + 1,
-            prev,
-            meta_version: codec::META_VERSION,
-        };
-        let digest = frame::write(&mut Vec::new(), &header, &encoded.facts, &encoded.meta)?;
-        let stamped = Arc::new(Stamped { seq: last + 1, branch: self.branch, event, meta, digest });
+        let stamped = Arc::new(Stamped { seq: last + 1, branch: self.branch, event, meta });
         let place = state.events.len();
         state.events.push(stamped.clone());
         if let Some(told) = state.branches.get_mut(&self.branch) {

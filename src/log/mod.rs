@@ -87,7 +87,6 @@ pub use tail::Subscription;
 pub use ticket::Ticket;
 pub use verify::{Finding, Report, SledCheck, Space, verify};
 
-use crate::event::digest::Digest;
 use crate::event::{Event, Meta};
 
 /// Number of a branch in keys and headers.
@@ -110,8 +109,6 @@ pub struct Stamped {
     pub event: Event,
     /// Observations about it.
     pub meta: Meta,
-    /// Chain digest after it: vouches for it and everything before.
-    pub digest: Digest,
 }
 
 /// Iterator over durable events.

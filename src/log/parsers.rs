@@ -32,8 +32,7 @@ pub fn record(bytes: &[u8]) -> Result<Record<'_>, String> {
     // What a damaged record is asked besides: where the damage begins.
     let bad = record::first_bad_event(&header, body);
     assert!((header.first_seq..header.first_seq + u64::from(header.count)).contains(&bad));
-    let frames = read?.into_iter().map(|(frame, _)| frame).collect();
-    Ok(Record { number: header.number, branch: header.branch, first_seq: header.first_seq, frames, len })
+    Ok(Record { number: header.number, branch: header.branch, first_seq: header.first_seq, frames: read?, len })
 }
 
 /// Reads a segment: its number and the records up to the first that is not whole, with what is wrong there.

@@ -4,7 +4,7 @@ use super::branches::{Branch, Branches, Span, owner};
 use super::error::{Error, Result};
 use super::index::{Index, RecordRef};
 use super::packed;
-use super::record::{self, JournalId, RECORD_HEADER};
+use super::record::{self, Chain, JournalId, RECORD_HEADER};
 use super::segments::Segments;
 use super::sled_store::SledStore;
 use super::{BranchId, LEDGER, MAIN, Stamped, blob, head};
@@ -203,8 +203,10 @@ impl Reader {
     /// The frame of one event of a branch itself.
     pub(crate) fn raw(&self, branch: BranchId, seq: u64) -> Result<Option<Vec<u8>>> {
         let mut found = None;
-        self.visit(branch, seq, seq, |frame, _| {
-            found = Some(frame.bytes.to_vec());
+        self.visit(branch, seq, seq, |frame| {
+            if frame.header.seq == seq {
+                found = Some(frame.bytes.to_vec());
+            }
             Ok(())
         })?;
         Ok(found)
@@ -313,7 +315,7 @@ impl Reader {
             span.1 = span.1.max(from);
         }
         spans.retain(|(_, first, last)| first <= last);
-        Events { reader: self.clone(), spans, ready: VecDeque::new(), last: None, failed: false }
+        Events { reader: self.clone(), spans, ready: VecDeque::new(), last: 0, chain: Chain::default(), failed: false }
     }
 
     /// Facts digest of a branch's history up to its present head.
@@ -340,8 +342,10 @@ impl Reader {
     pub fn event(&self, branch: BranchId, seq: u64) -> Result<Stamped> {
         let owner = self.owner(branch, seq)?;
         let mut found = None;
-        self.visit(owner, seq, seq, |frame, digest| {
-            found = Some(self.stamp(&frame, digest)?);
+        self.visit(owner, seq, seq, |frame| {
+            if frame.header.seq == seq {
+                found = Some(self.stamp(&frame)?);
+            }
             Ok(())
         })?;
         found.ok_or(Error::NoEvent { branch, seq, head: seq })
@@ -356,12 +360,21 @@ impl Reader {
             return Ok(Digest::ZERO);
         }
         let owner = self.owner(branch, seq)?;
-        let mut found = None;
-        self.visit(owner, seq, seq, |_, digest| {
-            found = Some(digest);
-            Ok(())
-        })?;
-        found.ok_or(Error::NoEvent { branch, seq, head: seq })
+        let frames = match &self.inner.source {
+            Source::Journal { .. } => {
+                let mut frames = Vec::new();
+                self.visit(owner, seq, seq, |frame| {
+                    frames.extend_from_slice(frame.bytes);
+                    Ok(())
+                })?;
+                frames
+            }
+            Source::Sled { store, .. } => store.record_up_to(owner, seq)?,
+        };
+        if frames.is_empty() {
+            return Err(Error::NoEvent { branch, seq, head: seq });
+        }
+        Ok(Digest::of(&frames))
     }
 
     /// Compresses the first closed segment that is not; returns its bytes before and after, `None` when there is none.
@@ -395,8 +408,8 @@ impl Reader {
     /// Damage, I/O.
     pub fn journal_order(&self, from: u64, max_records: usize) -> Result<Vec<Stamped>> {
         let mut out = Vec::new();
-        self.frames_from(from, max_records, |frame, digest| {
-            out.push(self.stamp(&frame, digest)?);
+        self.frames_from(from, max_records, |frame| {
+            out.push(self.stamp(&frame)?);
             Ok(())
         })?;
         Ok(out)
@@ -408,7 +421,7 @@ impl Reader {
         &self,
         from: u64,
         max_records: usize,
-        mut f: impl FnMut(frame::Frame<'_>, Digest) -> Result<()>,
+        mut f: impl FnMut(frame::Frame<'_>) -> Result<()>,
     ) -> Result<u64> {
         let mut at = from;
         for _ in 0..max_records {
@@ -416,8 +429,8 @@ impl Reader {
             let Some(record) = record else { break };
             let skip = (at - record.ordinal) as usize;
             let bytes = self.body(&record)?;
-            for (frame, digest) in self.check(&record, &bytes)?.into_iter().skip(skip) {
-                f(frame, digest)?;
+            for frame in self.check(&record, &bytes)?.into_iter().skip(skip) {
+                f(frame)?;
             }
             at = record.ordinal + u64::from(record.header.count);
         }
@@ -429,7 +442,7 @@ impl Reader {
         files.read(record.segment, record.offset + RECORD_HEADER as u64, record.header.body_len as usize)
     }
 
-    fn check<'a>(&self, record: &RecordRef, body: &'a [u8]) -> Result<Vec<(frame::Frame<'a>, Digest)>> {
+    fn check<'a>(&self, record: &RecordRef, body: &'a [u8]) -> Result<Vec<frame::Frame<'a>>> {
         record::frames(&record.header, body).map_err(|what| {
             let Source::Journal { files, .. } = &self.inner.source else { return Error::Closed };
             Error::corrupt(&files.path(record.segment), record.offset, what)
@@ -451,22 +464,21 @@ impl Reader {
         record.ok_or(Error::NoEvent { branch, seq, head })
     }
 
-    /// Frames `first..=last` of one branch itself, as far as one record (or one sled piece) reaches.
+    /// Frames `first..=last` of one branch itself, as far as one record (or one sled piece) reaches; from a record, also
+    /// those before `first`.
     pub(super) fn visit(
         &self,
         branch: BranchId,
         first: u64,
         last: u64,
-        mut f: impl FnMut(frame::Frame<'_>, Digest) -> Result<()>,
+        mut f: impl FnMut(frame::Frame<'_>) -> Result<()>,
     ) -> Result<()> {
         match &self.inner.source {
             Source::Journal { .. } => {
                 let record = self.record_of(branch, first)?;
                 let bytes = self.body(&record)?;
-                for (frame, digest) in self.check(&record, &bytes)? {
-                    if (first..=last).contains(&frame.header.seq) {
-                        f(frame, digest)?;
-                    }
+                for frame in self.check(&record, &bytes)?.into_iter().take_while(|f| f.header.seq <= last) {
+                    f(frame)?;
                 }
             }
             Source::Sled { store, .. } => {
@@ -477,15 +489,14 @@ impl Reader {
                     if seq != expected || frame.header.seq != seq || frame.header.branch != branch {
                         return Err(bad(format!("event {branch}:{expected} is missing")));
                     }
-                    let digest = frame.chain();
-                    f(frame, digest)?;
+                    f(frame)?;
                 }
             }
         }
         Ok(())
     }
 
-    pub(crate) fn stamp(&self, frame: &frame::Frame<'_>, digest: Digest) -> Result<Stamped> {
+    pub(crate) fn stamp(&self, frame: &frame::Frame<'_>) -> Result<Stamped> {
         let frame::Header { branch, seq, kind, version, .. } = frame.header;
         let codec_error = |source| Error::Codec { branch, seq, source };
         let event: Event = match frame.blob() {
@@ -503,7 +514,7 @@ impl Reader {
         }
         .map_err(codec_error)?;
         let meta = codec::decode_meta(frame.header.meta_version, frame.meta).map_err(codec_error)?;
-        Ok(Stamped { seq, branch, event, meta, digest })
+        Ok(Stamped { seq, branch, event, meta })
     }
 }
 
@@ -528,8 +539,9 @@ pub struct Events {
     reader: Reader,
     spans: VecDeque<(BranchId, u64, u64)>,
     ready: VecDeque<Stamped>,
-    /// Seq and digest of the last event given out or buffered.
-    last: Option<(u64, Digest)>,
+    /// Seq of the last event given out or buffered.
+    last: u64,
+    chain: Chain,
     failed: bool,
 }
 
@@ -538,27 +550,33 @@ impl Events {
         let Some((branch, first, last)) = self.spans.front().copied() else { return Ok(()) };
         let mut ready = std::mem::take(&mut self.ready);
         let reader = &self.reader;
-        let mut previous = match self.last {
-            // What was undone in between is linked to, though it is not read.
-            Some((seq, _)) if seq + 1 < first => Some((first - 1, reader.digest(branch, first - 1)?)),
-            last => last,
-        };
+        if self.last + 1 != first {
+            // What it links to was undone, and is not read.
+            self.chain = Chain::default();
+        }
+        let (chain, seen) = (&mut self.chain, self.last);
         let mut next = first;
-        reader.visit(branch, first, last, |frame, digest| {
-            if previous.is_some_and(|(_, p)| p != frame.header.prev) {
-                let what = format!("event {branch}:{} does not link to the event before it", frame.header.seq);
+        let from_journal = reader.segments().is_some();
+        reader.visit(branch, first, last, |frame| {
+            let seq = frame.header.seq;
+            if seq <= seen && seq < first {
+                return Ok(());
+            }
+            if !chain.follow(&frame, from_journal) {
+                let what = format!("event {branch}:{seq} does not link to the event before it");
                 return Err(Error::corrupt(reader.dir(), 0, what));
             }
-            previous = Some((frame.header.seq, digest));
-            next = frame.header.seq + 1;
-            ready.push_back(reader.stamp(&frame, digest)?);
+            if seq >= first {
+                next = seq + 1;
+                ready.push_back(reader.stamp(&frame)?);
+            }
             Ok(())
         })?;
         if next == first {
             return Err(Error::NoEvent { branch, seq: first, head: first - 1 });
         }
         self.ready = ready;
-        self.last = previous;
+        self.last = next - 1;
         match self.spans.front_mut() {
             Some(span) if next <= last => span.1 = next,
             _ => {

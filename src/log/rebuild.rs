@@ -116,10 +116,10 @@ impl Rebuild {
         if digest.is_some_and(|d| d != header.prev) {
             return self.unrepairable(format!("event {branch}:{seq} does not link to the event before it"));
         }
-        for (frame, digest) in &frames {
-            self.heads.insert(branch, (frame.header.seq, *digest));
+        self.heads.insert(branch, (seq + u64::from(header.count) - 1, Digest::of(body)));
+        for (at, frame) in frames.iter().enumerate() {
             if let Some(point) = self.fork_points.get_mut(&(branch, frame.header.seq)) {
-                *point = Some(*digest);
+                *point = Some(record::digest_after(body, &frames, at));
             }
             if branch == LEDGER
                 && let Ok(Event::BranchCreated(e)) =
@@ -168,28 +168,51 @@ impl Rebuild {
         Ok(())
     }
 
-    /// One record from the sled copy's frames; false when it has none.
+    /// Some records from the sled copy's frames; false when it has none.
     fn fill_piece(&mut self, branch: BranchId, first: u64, last: u64) -> Result<bool> {
-        let Some((header, body)) = self.piece(branch, first, last)? else { return Ok(false) };
-        self.append(&header, &body)?;
-        self.restored += u64::from(header.count);
-        Ok(true)
+        let records = self.records(branch, first, last)?;
+        for (header, body) in &records {
+            self.append(header, body)?;
+            self.restored += u64::from(header.count);
+        }
+        Ok(!records.is_empty())
     }
 
-    /// A record made of the sled copy's frames from `first` on; `None` when it has none there.
-    pub(crate) fn piece(&self, branch: BranchId, first: u64, last: u64) -> Result<Option<(RecordHeader, Vec<u8>)>> {
-        let Some(store) = &self.store else { return Ok(None) };
-        let (mut body, mut count, mut prev) = (Vec::new(), 0u32, None);
-        for (seq, bytes) in store.range(branch, first, last, BODY_BYTES)? {
-            let Ok(frame) = frame::read(&bytes) else { break };
-            if seq != first + u64::from(count) || frame.bytes.len() != bytes.len() {
-                break;
+    /// Some of the records that the sled copy's frames from `first` on were in: whole ones, but for the last before a
+    /// frame that is damaged or not there. Empty when there is none at `first`.
+    pub(crate) fn records(&self, branch: BranchId, first: u64, last: u64) -> Result<Vec<(RecordHeader, Vec<u8>)>> {
+        let Some(store) = &self.store else { return Ok(Vec::new()) };
+        // First seq, chain digest before it, count, frames.
+        let mut records: Vec<(u64, Digest, u32, Vec<u8>)> = Vec::new();
+        let mut next = first;
+        // The last record may go on after what was read.
+        let mut open = true;
+        while open && records.len() < 2 && next <= last {
+            let frames = store.range(branch, next, last, BODY_BYTES)?;
+            open = !frames.is_empty();
+            for (seq, bytes) in frames {
+                let whole = frame::read(&bytes).ok().filter(|f| seq == next && f.bytes.len() == bytes.len());
+                let Some(prev) = whole.map(|f| f.header.prev) else {
+                    open = false;
+                    break;
+                };
+                match records.last_mut().filter(|r| r.1 == prev) {
+                    Some(record) => {
+                        record.2 += 1;
+                        record.3.extend_from_slice(&bytes);
+                    }
+                    None => records.push((seq, prev, 1, bytes)),
+                }
+                next = seq + 1;
             }
-            prev.get_or_insert(frame.header.prev);
-            body.extend_from_slice(&bytes);
-            count += 1;
         }
-        Ok(prev.map(|prev| (Rebuild::header(branch, first, count, &body, prev), body)))
+        if open && next <= last {
+            records.pop();
+        }
+        let header = |(first, prev, count, body): (u64, Digest, u32, Vec<u8>)| {
+            (Rebuild::header(branch, first, count, &body, prev), body)
+        };
+        Ok(records.into_iter().map(header).collect())
     }
 
     /// The header of a record of these frames; the journal fills in the rest.

@@ -16,7 +16,7 @@
 //!                                              48    8  seq of the first event
 //!                                              56    4  body length, bytes
 //!                                              60    4  crc32c of the body
-//!                                              64   32  chain digest of the event before the first
+//!                                              64   32  chain digest before the first event
 //!                                              96    4  reserved, 0
 //!                                             100    4  crc32c of 0..100
 //!                                             104       body: `count` frames
@@ -192,9 +192,8 @@ impl RecordHeader {
     }
 }
 
-/// Checks a record's body against its header and gives its frames, whose chain is linked from
-/// `header.prev`. The error says which event is wrong.
-pub fn frames<'a>(header: &RecordHeader, body: &'a [u8]) -> Result<Vec<(frame::Frame<'a>, Digest)>, String> {
+/// Checks a record's body against its header and gives its frames. The error says which event is wrong.
+pub fn frames<'a>(header: &RecordHeader, body: &'a [u8]) -> Result<Vec<frame::Frame<'a>>, String> {
     if body.len() != header.body_len as usize {
         return Err(format!("record body has {} of {} bytes", body.len(), header.body_len));
     }
@@ -209,7 +208,7 @@ pub fn frames<'a>(header: &RecordHeader, body: &'a [u8]) -> Result<Vec<(frame::F
         ));
     }
     let mut out = Vec::with_capacity(header.count.min(4096) as usize);
-    let (mut rest, mut prev) = (body, header.prev);
+    let mut rest = body;
     for i in 0..u64::from(header.count) {
         let seq = header.first_seq + i;
         let frame = frame::read(rest).map_err(|e| format!("event {}:{seq}: {e}", header.branch))?;
@@ -219,12 +218,11 @@ pub fn frames<'a>(header: &RecordHeader, body: &'a [u8]) -> Result<Vec<(frame::F
                 frame.header.branch, frame.header.seq, header.branch
             ));
         }
-        if frame.header.prev != prev {
-            return Err(format!("event {}:{seq} does not link to the event before it", header.branch));
+        if frame.header.prev != header.prev {
+            return Err(format!("event {}:{seq} does not belong to its record", header.branch));
         }
-        prev = frame.chain();
         rest = &rest[frame.bytes.len()..];
-        out.push((frame, prev));
+        out.push(frame);
     }
     if !rest.is_empty() {
         return Err(format!("record {} has {} bytes after its last event", header.number, rest.len()));
@@ -232,19 +230,52 @@ pub fn frames<'a>(header: &RecordHeader, body: &'a [u8]) -> Result<Vec<(frame::F
     Ok(out)
 }
 
-/// Seq of the first event of a damaged body that is not a whole, linked frame.
+/// Chain digest after one of a body's frames.
+pub fn digest_after(body: &[u8], frames: &[frame::Frame<'_>], at: usize) -> Digest {
+    Digest::of(&body[..frames.iter().take(at + 1).map(|f| f.bytes.len()).sum::<usize>().min(body.len())])
+}
+
+/// Seq of the first event of a damaged body that is not a whole frame of it.
 pub fn first_bad_event(header: &RecordHeader, body: &[u8]) -> u64 {
-    let (mut rest, mut prev) = (body, header.prev);
+    let mut rest = body;
     for seq in header.first_seq..header.first_seq + u64::from(header.count) {
         match frame::read(rest) {
-            Ok(f) if f.header.seq == seq && f.header.branch == header.branch && f.header.prev == prev => {
-                prev = f.chain();
+            Ok(f) if f.header.seq == seq && f.header.branch == header.branch && f.header.prev == header.prev => {
                 rest = &rest[f.bytes.len()..];
             }
             _ => return seq,
         }
     }
     header.first_seq
+}
+
+/// Follows the chain over frames that come one by one, in order.
+#[derive(Debug, Clone, Default)]
+pub struct Chain {
+    /// Chain digest before the record at hand.
+    prev: Option<Digest>,
+    /// Its frames so far; `None` when it was not seen from its beginning.
+    hasher: Option<blake3::Hasher>,
+}
+
+impl Chain {
+    /// Takes the next frame, which is the first of its record if `begins` or if the one before was of another record.
+    /// Whether it links to what came before, as far as that is known.
+    pub fn follow(&mut self, frame: &frame::Frame<'_>, begins: bool) -> bool {
+        let known = self.prev.is_some();
+        let mut linked = true;
+        if self.prev != Some(frame.header.prev) {
+            if let Some(hasher) = &self.hasher {
+                linked = hasher.finalize().as_bytes() == &frame.header.prev.0;
+            }
+            self.prev = Some(frame.header.prev);
+            self.hasher = (known || begins).then(blake3::Hasher::new);
+        }
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(frame.bytes);
+        }
+        linked
+    }
 }
 
 #[cfg(test)]

@@ -79,7 +79,7 @@ fn mend_blobs(dir: &Path, survey: &Survey, done: &mut Repair) -> Result<()> {
     for record in whole_of(&survey.pieces) {
         let at = record.offset + RECORD_HEADER as u64;
         let body = survey.files.read(record.segment, at, record.header.body_len as usize)?;
-        for (frame, _) in record::frames(&record.header, &body).iter().flatten() {
+        for frame in record::frames(&record.header, &body).iter().flatten() {
             let Some((digest, len)) = frame.blob() else { continue };
             let mended = blob::mend(dir, &digest, len)?;
             if mended > 0 {

@@ -151,7 +151,7 @@ fn ledger(survey: &Survey, store: Option<&SledStore>) -> Result<(BTreeMap<Branch
     for record in whole_of(&survey.pieces).filter(|r| r.header.branch == LEDGER) {
         let body =
             survey.files.read(record.segment, record.offset + RECORD_HEADER as u64, record.header.body_len as usize)?;
-        record::frames(&record.header, &body).iter().flatten().for_each(|(frame, _)| add(frame));
+        record::frames(&record.header, &body).iter().flatten().for_each(&mut add);
     }
     if let Some(store) = store {
         for (_, bytes) in store.range(LEDGER, 1, u64::MAX, usize::MAX)? {
@@ -267,14 +267,19 @@ impl Saved<'_> {
         }
         while !self.ended.contains_key(&branch) && self.rebuild.head(branch).0 + 1 < next_seq {
             let first = self.rebuild.head(branch).0 + 1;
-            match self.rebuild.piece(branch, first, next_seq - 1)? {
-                Some((header, body)) => {
-                    let before = self.rebuild.events;
-                    self.append(&header, &body)?;
-                    self.rebuild.restored += self.rebuild.events - before;
+            let records = self.rebuild.records(branch, first, next_seq - 1)?;
+            if records.is_empty() {
+                if next_seq == u64::MAX {
+                    break;
                 }
-                None if next_seq == u64::MAX => break,
-                None => self.end(branch, format!("event {first} is in neither copy")),
+                self.end(branch, format!("event {first} is in neither copy"));
+            }
+            for (header, body) in records {
+                let before = self.rebuild.events;
+                if !self.ended.contains_key(&branch) {
+                    self.append(&header, &body)?;
+                }
+                self.rebuild.restored += self.rebuild.events - before;
             }
         }
         Ok(())
@@ -290,7 +295,7 @@ impl Saved<'_> {
             }
         };
         let (mut count, mut len) = (0, 0);
-        for (frame, _) in frames {
+        for frame in frames {
             if let Err(why) = self.take(&frame)? {
                 self.end(branch, why);
                 break;

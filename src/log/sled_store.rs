@@ -268,6 +268,23 @@ impl SledStore {
         Ok(out)
     }
 
+    /// The frames of the record that holds an event, up to and including its own; empty when that is not there.
+    ///
+    /// # Errors
+    /// [`Error::Sled`].
+    pub fn record_up_to(&self, branch: BranchId, seq: u64) -> Result<Vec<u8>> {
+        let prev_of = |bytes: &[u8]| frame::read(bytes).ok().map(|f| f.header.prev);
+        let Some(own) = self.get(branch, seq)? else { return Ok(Vec::new()) };
+        let prev = prev_of(&own);
+        let mut frames = vec![own];
+        while let Some(before) = self.get(branch, seq.saturating_sub(frames.len() as u64))?
+            && prev_of(&before) == prev
+        {
+            frames.push(before);
+        }
+        Ok(frames.into_iter().rev().flatten().collect())
+    }
+
     /// One frame, if all of it is there and its checksum holds.
     ///
     /// # Errors

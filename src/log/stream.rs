@@ -102,7 +102,7 @@ pub fn export(dir: &Path, out: &mut dyn Write, progress: &mut dyn FnMut(u64, u64
     for place in records {
         let bytes = files.read(place.segment, place.offset, place.header.record_len() as usize)?;
         let bad = |what| Error::corrupt(&files.path(place.segment), place.offset, what);
-        for (frame, _) in record::frames(&place.header, &bytes[RECORD_HEADER..]).map_err(bad)? {
+        for frame in record::frames(&place.header, &bytes[RECORD_HEADER..]).map_err(bad)? {
             let Some((digest, len)) = frame.blob() else { continue };
             if payloads.insert(digest) {
                 let payload = blob::read(dir, &digest, len).map_err(|what| Error::Blob {
@@ -239,12 +239,13 @@ fn take_in(input: &mut dyn Read, out: &Path, progress: &mut dyn FnMut(u64)) -> R
                 if header.first_seq == 0 || !linked {
                     return source.bad(format!("event {}:{} does not link", header.branch, header.first_seq));
                 }
-                for (frame, digest) in &frames {
+                for frame in &frames {
                     if let Some((payload, _)) = frame.blob().filter(|(payload, _)| !payloads.contains(payload)) {
                         return source.bad(format!("payload {payload} of event {} is missing", frame.header.seq));
                     }
-                    heads.insert(header.branch, (frame.header.seq, *digest));
                 }
+                let last = header.first_seq + u64::from(header.count) - 1;
+                heads.insert(header.branch, (last, Digest::of(&body[RECORD_HEADER..])));
                 journal.epoch = header.epoch;
                 journal.append(header, &body[RECORD_HEADER..])?;
                 source.done.records += 1;

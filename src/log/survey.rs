@@ -190,9 +190,9 @@ impl Walk {
             .map_err(|e| (e.to_string(), first))?;
         let bad_event = |what| (what, Some((header.branch, record::first_bad_event(&header, &body))));
         let frames = record::frames(&header, &body).map_err(bad_event)?;
-        let last = frames.last().map_or(header.prev, |(_, digest)| *digest);
+        let last = Digest::of(&body);
         if header.branch == LEDGER {
-            for (frame, _) in &frames {
+            for frame in &frames {
                 // What does not fit follows something that is lost.
                 let _ = self.survey.branches.apply_frame(frame);
             }

@@ -8,7 +8,7 @@
 
 use super::error::{Error, Result};
 use super::index::RecordRef;
-use super::record::RECORD_HEADER;
+use super::record::{Chain, RECORD_HEADER};
 use super::segments::Segments;
 use super::{BranchId, Reader, blob};
 use crate::event::digest::{Digest, FactKey, key_bytes};
@@ -33,7 +33,9 @@ struct Position {
     /// Sequence number of the next event to give out.
     next: u64,
     /// Chain digest of the last event of the record before.
-    chain: Option<Digest>,
+    link: Option<Digest>,
+    /// The same for frames that come without their records.
+    chain: Chain,
     body: Vec<u8>,
     scratch: Vec<u8>,
 }
@@ -87,8 +89,8 @@ impl Reader {
         for (owner, first, last) in self.view(branch, upto) {
             let next = first.max(from);
             if next != at.next {
-                // What was undone in between is what it links to.
-                at.chain = None;
+                // What it links to was undone, and is not read.
+                (at.link, at.chain) = (None, Chain::default());
             }
             at.next = next;
             while at.next <= last {
@@ -120,14 +122,11 @@ impl Reader {
         let record = self.record_of(owner, at.next)?;
         let rest = read_body(files, &record, &mut at.body)?;
         let mut frames = Frames { files, record: &record, rest, seq: record.header.first_seq };
-        frames.check_link(at.chain.filter(|_| record.header.first_seq == at.next))?;
+        frames.check_link(at.link.filter(|_| record.header.first_seq == at.next))?;
         while let Some(frame) = frames.next()? {
             let seq = frame.header.seq;
             if seq < at.next {
                 continue;
-            }
-            if seq == last || seq == record.last_seq() {
-                at.chain = Some(frame.chain());
             }
             at.next = seq + 1;
             if self.give(&frame, &mut at.scratch, f)?.is_break() {
@@ -137,6 +136,8 @@ impl Reader {
                 break;
             }
         }
+        let read = record.header.body_len as usize - frames.rest.len();
+        at.link = Some(Digest::of(&at.body[..read]));
         Ok(ControlFlow::Continue(()))
     }
 
@@ -149,15 +150,14 @@ impl Reader {
         f: &mut impl FnMut(Swept<'_>) -> std::result::Result<ControlFlow<()>, E>,
     ) -> std::result::Result<ControlFlow<()>, E> {
         let mut flow = Ok(ControlFlow::Continue(()));
-        self.visit(owner, at.next, last, |frame, digest| {
+        self.visit(owner, at.next, last, |frame| {
             if !matches!(flow, Ok(ControlFlow::Continue(()))) {
                 return Ok(());
             }
-            if at.chain.is_some_and(|chain| chain != frame.header.prev) {
+            if !at.chain.follow(&frame, false) {
                 let what = format!("event {owner}:{} does not link to the event before it", frame.header.seq);
                 return Err(Error::corrupt(self.dir(), 0, what));
             }
-            at.chain = Some(digest);
             at.next = frame.header.seq + 1;
             flow = self.give(&frame, &mut at.scratch, f);
             Ok(())

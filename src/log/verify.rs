@@ -218,7 +218,7 @@ impl Contents {
             survey.files.read(record.segment, record.offset + RECORD_HEADER as u64, record.header.body_len as usize)?;
         // Checked by the survey; a run that is being written does not change below the watermark.
         let Ok(frames) = record::frames(&record.header, &body) else { return Ok(()) };
-        for (frame, _) in frames {
+        for frame in frames {
             let frame::Header { branch, seq, kind, version, .. } = frame.header;
             let payload = match frame.blob() {
                 None => Ok(None),
@@ -316,7 +316,7 @@ pub(crate) fn compare(store: &SledStore, survey: &Survey) -> Result<(SledCheck, 
         let last = record.header.first_seq + u64::from(record.header.count) - 1;
         let copies = store.range(record.header.branch, record.header.first_seq, last, usize::MAX)?;
         let mut copies = copies.into_iter().peekable();
-        for (frame, _) in frames {
+        for frame in frames {
             let seq = frame.header.seq;
             let copy = copies.next_if(|(s, _)| *s == seq);
             match copy {

@@ -39,14 +39,19 @@ pub(crate) struct Group {
     closed: bool,
 }
 
+impl Group {
+    /// Its frames.
+    pub(crate) fn body(&self) -> &[u8] {
+        self.record.get(RECORD_HEADER..).unwrap_or_default()
+    }
+}
+
 /// An event in a group, with its stamps.
 #[derive(Debug)]
 pub(crate) struct Framed {
     pub event: Event,
     pub meta: Meta,
     pub seq: u64,
-    /// Chain digest after it.
-    pub digest: Digest,
     /// Its length, wherever its facts are.
     pub bytes: usize,
 }
@@ -57,7 +62,7 @@ pub(crate) struct Queue {
     groups: VecDeque<Group>,
     /// Events in `groups`.
     events: usize,
-    /// Last seq and chain digest of each branch written to, as of what was framed.
+    /// Last seq and chain digest of each branch written to, as of the groups that were closed.
     heads: BTreeMap<BranchId, (u64, Digest)>,
     /// A ticket of the group that is being committed.
     taken: Option<Ticket>,
@@ -67,6 +72,17 @@ pub(crate) struct Queue {
     closed: bool,
     /// Why everything is refused.
     failed: Option<Error>,
+}
+
+impl Queue {
+    /// Closes the last group, the only one that can be open.
+    fn close(&mut self) {
+        if let Some(group) = self.groups.back_mut().filter(|g| !g.closed) {
+            group.closed = true;
+            let last = group.events.last().map_or(0, |e| e.seq);
+            self.heads.insert(group.branch, (last, Digest::of(group.body())));
+        }
+    }
 }
 
 /// Between the threads that append and the committer.
@@ -99,6 +115,9 @@ impl Shared {
                 None => Duration::MAX,
             };
             if left.is_zero() {
+                if queue.groups.len() == 1 {
+                    queue.close();
+                }
                 let group = queue.groups.pop_front()?;
                 queue.events -= group.events.len();
                 queue.taken = Some(group.promise.ticket(0));
@@ -184,7 +203,7 @@ impl Writer {
         if queue.closed {
             return Err(Error::Closed);
         }
-        let (seq, prev) = self.head(&mut queue, branch)?;
+        let (seq, prev) = self.group_of(&mut queue, branch)?;
         let Encoded { kind, version, facts, meta: observed } = &encoded;
         let header = frame::Header {
             kind: *kind as u16,
@@ -195,28 +214,27 @@ impl Writer {
             prev,
             meta_version: codec::META_VERSION,
         };
-        let first = self.open_group(&mut queue, branch, prev);
-        let Queue { groups, events, heads, .. } = &mut *queue;
-        let group = groups.back_mut().expect("invariant: open_group left one");
-        let digest = match frame::write(&mut group.record, &header, facts, observed) {
-            Ok(digest) => digest,
-            Err(error) => {
-                if first {
-                    groups.pop_back();
-                }
-                return Err(error.into());
+        let Queue { groups, events, .. } = &mut *queue;
+        let group = groups.back_mut().expect("invariant: group_of left one");
+        let first = group.events.is_empty();
+        if let Err(error) = frame::write(&mut group.record, &header, facts, observed) {
+            if first {
+                groups.pop_back();
             }
-        };
+            return Err(error.into());
+        }
         let ticket = group.promise.ticket(group.events.len());
         let bytes = frame::HEADER_LEN + facts_len + observed.len();
-        group.events.push(Framed { event, meta, seq: seq + 1, digest, bytes });
-        heads.insert(branch, (seq + 1, digest));
+        group.events.push(Framed { event, meta, seq: seq + 1, bytes });
         group.bytes += bytes;
         *events += 1;
-        group.closed = group.events.len() >= shared.group_events
+        let full = group.events.len() >= shared.group_events
             || group.bytes >= shared.group_bytes
             || *events >= shared.queue_events;
-        let wake = first || group.closed;
+        if full {
+            queue.close();
+        }
+        let wake = first || full;
         drop(queue);
         if wake {
             shared.filled.notify_one();
@@ -224,26 +242,23 @@ impl Writer {
         Ok(ticket)
     }
 
-    /// Last seq and chain digest of a branch, with what was framed.
-    fn head(&self, queue: &mut Queue, branch: BranchId) -> Result<(u64, Digest)> {
-        if let Some(head) = queue.heads.get(&branch) {
-            return Ok(*head);
-        }
-        let seq = self.reader.last(branch)?;
-        let head = (seq, self.reader.digest(branch, seq)?);
-        queue.heads.insert(branch, head);
-        Ok(head)
-    }
-
-    /// Sees to it that the last group takes events of this branch; whether it is a new one. A record holds events of one
-    /// branch: a group of another one is closed.
-    fn open_group(&self, queue: &mut Queue, branch: BranchId, prev: Digest) -> bool {
-        if let Some(last) = queue.groups.back_mut() {
-            if last.branch == branch && !last.closed {
-                return false;
+    /// Sees to it that the last group is open and of this branch; the last seq of the branch, and the chain digest before
+    /// the group. A record holds events of one branch: a group of another one is closed.
+    fn group_of(&self, queue: &mut Queue, branch: BranchId) -> Result<(u64, Digest)> {
+        match queue.groups.back() {
+            Some(group) if group.branch == branch && !group.closed => {
+                let last = group.events.last().expect("invariant: a group is left with an event");
+                return Ok((last.seq, group.prev));
             }
-            last.closed = true;
+            _ => queue.close(),
         }
+        let (seq, prev) = match queue.heads.get(&branch) {
+            Some(head) => *head,
+            None => {
+                let seq = self.reader.last(branch)?;
+                (seq, self.reader.digest(branch, seq)?)
+            }
+        };
         let mut record = queue.spare.pop().unwrap_or_default();
         record.clear();
         record.resize(RECORD_HEADER, 0);
@@ -257,7 +272,7 @@ impl Writer {
             deadline: Instant::now() + self.shared.group_wait,
             closed: false,
         });
-        true
+        Ok((seq, prev))
     }
 
     /// Waits until everything appended so far is durable; the branch's head.
@@ -266,13 +281,8 @@ impl Writer {
         if let Some(error) = &queue.failed {
             return Err(error.clone());
         }
-        let last = match queue.groups.back_mut() {
-            Some(group) => {
-                group.closed = true;
-                Some(group.promise.ticket(0))
-            }
-            None => queue.taken.clone(),
-        };
+        queue.close();
+        let last = queue.groups.back().map(|g| g.promise.ticket(0)).or_else(|| queue.taken.clone());
         drop(queue);
         self.shared.filled.notify_one();
         if let Some(last) = last {

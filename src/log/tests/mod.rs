@@ -13,6 +13,7 @@ mod stream;
 mod sweep;
 
 use super::*;
+use crate::event::digest::Digest;
 use crate::event::samples;
 use crate::event::{FailureNoted, RunStarted, StepSkipped};
 use std::path::Path;

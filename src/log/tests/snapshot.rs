@@ -1,7 +1,6 @@
 //! Snapshots: used when they fit, passed over when they do not.
 
 use super::*;
-use crate::event::digest::Digest;
 use crate::log::snapshot::{self, Snapshot};
 
 const FOLD: Digest = Digest([7; 32]);

@@ -1,7 +1,7 @@
 //! Reading for a fold: what it gives out, and what it does not let through.
 
 use super::*;
-use crate::event::digest::{Digest, FactKey};
+use crate::event::digest::FactKey;
 use crate::event::frame;
 
 /// Records of a few events, over several segments, with a payload in a blob file.
