@@ -194,7 +194,7 @@ fn scratch() -> tempfile::TempDir {
 /// Calls of a child that nothing happened to, and the folder it left.
 fn recorded(tmp: &Path) -> (Vec<Op>, PathBuf) {
     let (root, recording) = (tmp.join("child"), tmp.join("trace"));
-    assert_eq!(run_child(&faults::library(), &root, Some(&recording), None), Some(0));
+    assert_eq!(run_child(faults::library(), &root, Some(&recording), None), Some(0));
     (faults::trace(&recording).into_iter().filter(|(_, failed)| !failed).map(|(op, _)| op).collect(), root)
 }
 
@@ -287,7 +287,7 @@ fn whatever_call_fails_nothing_acknowledged_is_lost_and_the_log_goes_on() {
     let tmp = scratch();
     let library = faults::library();
     let (root, recording) = (tmp.path().join("whole"), tmp.path().join("trace"));
-    assert_eq!(run_child(&library, &root, Some(&recording), None), Some(0));
+    assert_eq!(run_child(library, &root, Some(&recording), None), Some(0));
     let calls =
         faults::trace(&recording).iter().filter(|(op, _)| !matches!(op, Op::Write(p, ..) if p == "ack")).count();
     let all = std::env::var("COEVOLVE_FAULTS").is_ok_and(|v| v == "all");
@@ -297,7 +297,7 @@ fn whatever_call_fails_nothing_acknowledged_is_lost_and_the_log_goes_on() {
         while at <= calls {
             let root: PathBuf = tmp.path().join("run");
             let fault = format!("{at}:{suffix}");
-            let code = run_child(&library, &root, None, Some(&fault));
+            let code = run_child(library, &root, None, Some(&fault));
             runs += 1;
             refused += usize::from(code == Some(3));
             let acks = std::fs::read(root.join("ack")).unwrap_or_default();

@@ -3,17 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// Builds the library that is preloaded; the C compiler is the one that building this program needs anyway.
-pub fn library() -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/preload.c");
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("preload-{}.so", std::process::id()));
-    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".into());
-    let mut command = Command::new(cc);
-    command.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&target).args([source, "-ldl", "-lpthread"]);
-    let done = command.output().expect("a C compiler");
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    target
+pub fn library() -> &'static Path {
+    // Once for all tests of a process: they run side by side.
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/faults/preload.c");
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("preload-{}.so", std::process::id()));
+        let cc = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let mut command = Command::new(cc);
+        command.args(["-O1", "-shared", "-fPIC", "-o"]).arg(&target).args([source, "-ldl", "-lpthread"]);
+        let done = command.output().expect("a C compiler");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        target
+    })
 }
 
 /// One recorded call, with paths below the root.

@@ -116,6 +116,7 @@ impl Store for Coevolve {
     }
 
     fn acknowledge(&mut self) -> Result<Option<Vec<Duration>>> {
+        self.log.barrier()?;
         self.wait(1)?;
         Ok(Some(std::mem::take(&mut self.took)))
     }
