@@ -63,6 +63,25 @@ pub(super) unsafe fn tile_rows<I: Isa>(t: &Tile) {
     }
 }
 
+/// Runs two neighbouring tiles of packed rows.
+///
+/// # Safety
+/// As [`tile_rows`], for 32 whole columns.
+#[inline(always)]
+pub(super) unsafe fn pair_rows<I: Isa>(t: &Tile, panel: usize) {
+    unsafe {
+        match t.mr {
+            12 if I::MR >= 12 => pair::<I, 12>(t, panel),
+            8 if I::MR >= 12 => pair::<I, 8>(t, panel),
+            _ => {
+                let next = if t.next.is_null() { t.next } else { t.next.wrapping_add(panel) };
+                I::tile(t);
+                I::tile(&Tile { b: t.b.add(panel), c: t.c.add(NR), next, ..*t });
+            }
+        }
+    }
+}
+
 #[inline(always)]
 unsafe fn tile<I: Isa, const MR: usize>(t: &Tile) {
     unsafe {
@@ -150,6 +169,53 @@ unsafe fn tile<I: Isa, const MR: usize>(t: &Tile) {
                 for (j, x) in row.iter().enumerate().take(t.n) {
                     *p.add(j) = if t.acc { *x + *p.add(j) } else { *x };
                 }
+            }
+        }
+    }
+}
+
+/// Two neighbouring tiles at once, with `b` and, `panel` floats further, the next panel: a value of `a` is loaded once for
+/// 32 columns, so that with AVX-512 the multiplications set the pace and no longer the loads (13 for 12 of them in a tile of
+/// 16 columns). Each element is the same sequence of operations as in [`tile`].
+#[inline(always)]
+unsafe fn pair<I: Isa, const MR: usize>(t: &Tile, panel: usize) {
+    unsafe {
+        let mut r = [[I::W::zero(); 2]; MR];
+        for i in 0..MR {
+            I::prefetch(t.c.add(i * t.ldc));
+            I::prefetch(t.c.add(i * t.ldc + NR));
+        }
+        let (mut a, mut b, mut next) = (t.a, t.b, t.next);
+        macro_rules! step {
+            () => {
+                let (b0, b1) = (I::W::load(b), I::W::load(b.wrapping_add(panel)));
+                for i in 0..MR {
+                    let av = I::W::splat(a.wrapping_add(i));
+                    r[i] = [av.fma(b0, r[i][0]), av.fma(b1, r[i][1])];
+                }
+                a = a.wrapping_add(t.acs);
+                b = b.wrapping_add(t.brs);
+            };
+        }
+        for _ in 0..t.k / 4 {
+            if !next.is_null() {
+                I::prefetch(next);
+                I::prefetch(next.wrapping_add(panel));
+                next = next.wrapping_add(16);
+            }
+            step!();
+            step!();
+            step!();
+            step!();
+        }
+        for _ in 0..t.k % 4 {
+            step!();
+        }
+        for i in 0..MR {
+            for (j, r) in r[i].into_iter().enumerate() {
+                let c = t.c.add(i * t.ldc + j * NR);
+                let sum = if t.acc { r.add(I::W::load(c)) } else { r };
+                sum.store(c);
             }
         }
     }
@@ -345,11 +411,13 @@ unsafe fn pack_left<I: Isa>(l: Left, out: *mut f32) {
 unsafe fn block<I: Isa>(l: Left, packed: bool, n: usize, right: *const f32, c: *mut f32, ldc: usize, acc: bool) {
     unsafe {
         let thin = l.m <= 4 * I::MR;
+        let panel = NR * l.kc;
         let mut j = 0;
         while j < n {
             let b = right.add(j * l.kc);
-            // With few rows the weights stream from memory: fetch the next panel while using this one.
-            let mut next = if thin { b.wrapping_add(NR * l.kc) } else { std::ptr::null() };
+            let columns = if packed && I::MR >= 12 && n - j >= 2 * NR { 2 * NR } else { NR };
+            // With few rows the weights stream from memory: fetch the next panels while using these.
+            let mut next = if thin { b.wrapping_add(columns / NR * panel) } else { std::ptr::null() };
             let mut i = 0;
             while i < l.m {
                 let mr = (l.m - i).min(I::MR);
@@ -358,26 +426,19 @@ unsafe fn block<I: Isa>(l: Left, packed: bool, n: usize, right: *const f32, c: *
                 } else {
                     (l.a.add(i * l.rs), l.rs, l.cs)
                 };
-                I::tile(&Tile {
-                    mr,
-                    k: l.kc,
-                    a,
-                    ars,
-                    acs,
-                    b,
-                    brs: NR,
-                    c: c.add(i * ldc + j),
-                    ldc,
-                    n: (n - j).min(NR),
-                    acc,
-                    next,
-                });
+                let n = (n - j).min(NR);
+                let t = Tile { mr, k: l.kc, a, ars, acs, b, brs: NR, c: c.add(i * ldc + j), ldc, n, acc, next };
+                if columns == NR {
+                    I::tile(&t);
+                } else {
+                    I::pair(&t, panel);
+                }
                 i += I::MR;
                 if thin {
                     next = next.wrapping_add(l.kc / 4 * 16);
                 }
             }
-            j += NR;
+            j += columns;
         }
     }
 }

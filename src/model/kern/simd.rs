@@ -151,7 +151,7 @@ pub(super) trait W16: Copy {
 }
 
 /// An instruction set: its vectors and the rows of its matrix tile.
-pub(super) trait Isa {
+pub(super) trait Isa: Sized {
     type V: V8;
     type W: W16;
     /// Rows of a register tile (6 rows x 16 columns fill AVX2's 16 registers, 12 use AVX-512's 32).
@@ -160,6 +160,11 @@ pub(super) trait Isa {
     /// One matrix tile, see [`super::gemm::tile_rows`]; a real function per set, so that its many unrolled
     /// variants exist once.
     unsafe fn tile(t: &super::gemm::Tile);
+    /// Two tiles side by side, see [`super::gemm::pair_rows`].
+    unsafe fn pair(t: &super::gemm::Tile, panel: usize) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { super::gemm::pair_rows::<Self>(t, panel) }
+    }
     /// `dst[i * dst_stride + j] = src[j * src_stride + i]` for 8 x 8, written row by row: with a stride below 8
     /// a row overwrites the end of the one before.
     unsafe fn transpose8(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
@@ -325,7 +330,7 @@ pub(super) use x86::{Avx2, Avx512};
 mod x86 {
     //! SAFETY of every block here: the trait's contract (the set exists, pointers are valid) is what the
     //! intrinsics ask for.
-    use super::super::gemm::{Tile, tile_rows};
+    use super::super::gemm::{Tile, pair_rows, tile_rows};
     use super::{Isa, V8, W16};
     use std::arch::x86_64::*;
 
@@ -526,6 +531,10 @@ mod x86 {
         #[target_feature(enable = "avx512f,avx2,fma")]
         unsafe fn tile(t: &Tile) {
             unsafe { tile_rows::<Self>(t) }
+        }
+        #[target_feature(enable = "avx512f,avx2,fma")]
+        unsafe fn pair(t: &Tile, panel: usize) {
+            unsafe { pair_rows::<Self>(t, panel) }
         }
         #[inline(always)]
         unsafe fn transpose8(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize) {
