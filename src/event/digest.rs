@@ -1,8 +1,8 @@
 //! Digests over events: the **chain digest** of a branch and the **facts digest** of a run.
 //!
-//! * *Chain digest* of an event: `BLAKE3(frame bytes)`. The frame holds the previous event's chain digest,
-//!   so one digest vouches for everything before it, byte for byte (times and durations included). The
-//!   event before the first one has the digest of 32 zero bytes.
+//! * *Chain digest* of an event: `BLAKE3(frames of its record up to and including its own)`. The frames hold the chain
+//!   digest before the record, so one digest vouches for everything before it, byte for byte (times and durations
+//!   included). Before the first record it is 32 zero bytes.
 //! * *Facts digest*: facts only, in canonical order, so that two runs with the same seed agree whatever
 //!   order their threads logged in. See [`FactsDigest`].
 
