@@ -2,16 +2,18 @@
 //!
 //! `tools/make-parity-fixtures.py` made `tests/fixtures/parity/` and describes what is in it. Logits and
 //! log-probs must agree within 1e-4, the gradient of every tensor within 1e-4 of its norm, and greedy
-//! continuations exactly: through the trainer (whole and with adapters) and through the decoder.
+//! continuations exactly: through the trainer (whole and with adapters) and through the decoder. The same for
+//! the real SmolLM2 where it is installed, and for 32,768 positions against the formulas in f64.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use coevolve::model::load::load_folder;
 use coevolve::model::{
-    Cache, Decoder, Family, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params, RopeScaling, SaveType, Sequence,
-    TensorTable, TrainBatch, Trainer, load_adapter, save_adapter, save_folder,
+    Cache, Decoder, Family, LoadError, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params, RopeScaling, SaveType,
+    Sequence, TensorTable, TrainBatch, TrainRow, Trainer, load_adapter, load_model, save_adapter, save_folder,
 };
+use coevolve::world::draw;
 use safetensors::{Dtype, SafeTensors};
 
 const CASES: [&str; 12] = [
@@ -164,16 +166,9 @@ fn greedy_continuations_are_equal() {
     for name in CASES {
         let case = Case::open(name);
         let decoder = Decoder::new(&case.config, &case.params, None).unwrap();
-        let mut cache = Cache::new(&case.config);
-        let seq = cache.create();
-        let mut next = case.ids[..PROMPT].to_vec();
-        let mut found = Vec::new();
-        for _ in &case.expected["greedy"] {
-            let logits = decoder.forward(&mut cache, &[(seq, &next)]).unwrap();
-            let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
-            next = vec![best.0 as u32];
-            found.push(best.0 as f64);
-        }
+        let n = case.expected["greedy"].len();
+        let found = greedy(&case.config, &decoder, &case.ids[..PROMPT], n);
+        let found: Vec<f64> = found.into_iter().map(f64::from).collect();
         assert_eq!(found, case.expected["greedy"], "{name}");
     }
 }
@@ -272,4 +267,215 @@ fn ours_are_adapters_that_peft_reads() {
         assert_eq!(back, params);
         case.check_logits(Some(&back), "ours.logits");
     }
+}
+
+/// The most likely tokens that follow `prompt`, one at a time.
+fn greedy(config: &ModelConfig, decoder: &Decoder, prompt: &[u32], n: usize) -> Vec<u32> {
+    let mut cache = Cache::new(config);
+    let seq = cache.create();
+    let mut all = prompt.to_vec();
+    for _ in 0..n {
+        let new = all[cache.len(seq).unwrap()..].to_vec();
+        let logits = decoder.forward(&mut cache, &[(seq, &new)]).unwrap();
+        let best = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+        all.push(best.0 as u32);
+    }
+    all.split_off(prompt.len())
+}
+
+#[test]
+fn smollm2_speaks_as_in_transformers() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".coevolve/models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !path.exists() {
+        println!("skipped: {} is absent; tools/setup-smollm2.sh fetches it", path.display());
+        return;
+    }
+    let model = load_model(&path).unwrap();
+    let decoder = Decoder::new(&model.config, &model.params, None).unwrap();
+    let mut trainer = Trainer::new(&model.config, 2).unwrap();
+    let text = std::fs::read_to_string(fixtures().join("smollm2.json")).unwrap();
+    let cases: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut worst = 0f64;
+    for case in cases.as_array().unwrap() {
+        let numbers = |key: &str| -> Vec<u32> { serde_json::from_value(case[key].clone()).unwrap() };
+        let (prompt, expected) = (numbers("ids"), numbers("greedy"));
+        assert_eq!(expected.len(), 32);
+        assert_eq!(model.tokenizer.encode(case["text"].as_str().unwrap()).unwrap(), prompt);
+        assert_eq!(greedy(&model.config, &decoder, &prompt, 32), expected);
+        let ids = [prompt, expected].concat();
+        let targets: Vec<(u32, u32)> = (1..ids.len()).map(|i| (i as u32 - 1, ids[i])).collect();
+        let mut batch = TrainBatch::default();
+        batch.push_group(&[Sequence { ids: &ids, targets: &targets }]);
+        let forward = trainer.forward(&model.params, None, &batch, 1.0).unwrap();
+        let logp: Vec<f64> = serde_json::from_value(case["logp"].clone()).unwrap();
+        assert_eq!(forward.logp.len(), logp.len());
+        worst = forward.logp.iter().zip(&logp).fold(worst, |w, (a, b)| w.max((f64::from(*a) - b).abs()));
+    }
+    println!("SmolLM2: largest difference of a log-prob {worst:.1e}");
+    assert!(worst < LOGITS, "{worst}");
+}
+
+/// Experts that no token of a batch chose get a gradient of exactly zero; those that were chosen do not.
+#[test]
+fn idle_experts_get_no_gradient() {
+    let case = Case::open("moe-norm");
+    let rows = vec![TrainRow { ids: case.ids[..2].to_vec(), prefix: None, targets: vec![(1, 5)] }];
+    let mut trainer = Trainer::new(&case.config, 1).unwrap();
+    let forward = trainer.forward(&case.params, None, &TrainBatch { prefixes: vec![], rows }, 1.0).unwrap();
+    let mut grad = vec![0.0; case.params.layout().total()];
+    trainer.backward(forward.generation, &case.params, None, &[-1.0], None, &mut grad).unwrap();
+    let moe = case.config.moe.as_ref().unwrap();
+    // The second token alone reaches the loss in the last layer; both may in the first.
+    for (layer, most) in [(0, 2 * moe.num_experts_per_tok), (1, moe.num_experts_per_tok)] {
+        let table = case.params.layout().table();
+        let moved = |expert: usize| {
+            let parts = ["gate_proj", "up_proj", "down_proj"].map(|part| {
+                let name = format!("model.layers.{layer}.mlp.experts.{expert}.{part}.weight");
+                grad[table.get(&name).unwrap().range()].iter().any(|g| *g != 0.0)
+            });
+            assert!(parts.iter().all(|p| *p == parts[0]), "{parts:?}");
+            parts[0]
+        };
+        let busy = (0..moe.num_experts).filter(|e| moved(*e)).count();
+        assert!((moe.num_experts_per_tok..=most).contains(&busy) && busy < moe.num_experts, "layer {layer}: {busy}");
+    }
+}
+
+/// Wrong and missing tensors of a mixture are named, and sizes out of a made-up configuration are compared with
+/// the files before anything is allocated by them.
+#[test]
+fn a_damaged_mixture_is_named() {
+    let case = Case::open("moe-norm");
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("m");
+    save_folder(&folder, &case.config, &case.params, None, SaveType::F32).unwrap();
+    let with = |key: &str, value: serde_json::Value| {
+        let mut json = case.config.to_json();
+        json[key] = value;
+        std::fs::write(folder.join("config.json"), json.to_string()).unwrap();
+        load_folder(&folder).unwrap_err()
+    };
+    match with("num_experts", 7.into()) {
+        // The router's shape differs too; it is found first.
+        LoadError::Shape { name, found, expected, .. } => {
+            assert_eq!(name, "model.layers.0.mlp.gate.weight");
+            assert_eq!((found, expected), (vec![6, 24], vec![7, 24]));
+        }
+        other => panic!("{other:?}"),
+    }
+    match with("mlp_only_layers", serde_json::json!([1])) {
+        LoadError::Missing { count, names, .. } => {
+            assert_eq!(count, 3);
+            assert!(names.contains("model.layers.1.mlp.gate_proj.weight"), "{names}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(with("moe_intermediate_size", (1u64 << 31).into()), LoadError::Shape { .. }));
+    for (key, value) in [("num_experts", 1u64 << 30), ("num_experts_per_tok", 7), ("moe_intermediate_size", 0)] {
+        assert!(matches!(with(key, value.into()), LoadError::Model { .. }), "{key}");
+    }
+    // Experts fused into one tensor, as some exports have them.
+    std::fs::write(folder.join("config.json"), case.config.to_json().to_string()).unwrap();
+    let file = folder.join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let fused = SafeTensors::deserialize(&bytes).unwrap();
+    let kept = fused.tensors().into_iter().filter(|(n, _)| !n.contains(".experts."));
+    let zeros = vec![0u8; 6 * 24 * 24 * 4];
+    let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![6, 24, 24], &zeros).unwrap();
+    let name = "model.layers.0.mlp.experts.gate_up_proj".to_owned();
+    let written = safetensors::serialize(kept.chain([(name.clone(), view)]), None).unwrap();
+    std::fs::write(&file, written).unwrap();
+    match load_folder(&folder).unwrap_err() {
+        LoadError::Missing { count, names, .. } => {
+            assert_eq!(count, 2 * 6 * 3);
+            assert!(names.starts_with("model.layers.0.mlp.experts.0.gate_proj.weight"), "{names}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One layer of a Llama in f64, for the last position only: keys and values of all tokens, one query.
+/// The rotation is stretched `factor` times from 8,192 positions.
+fn last_log_prob(config: &ModelConfig, params: &Params, ids: &[u32], target: u32, factor: f64) -> f64 {
+    let tensor = |name: &str| -> Vec<f64> { params.tensor(name).unwrap().iter().map(|x| f64::from(*x)).collect() };
+    let layer = |name: &str| tensor(&format!("model.layers.0.{name}.weight"));
+    let product = |w: &[f64], x: &[f64]| -> Vec<f64> {
+        w.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect()
+    };
+    let norm = |x: &[f64], w: &[f64]| -> Vec<f64> {
+        let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+        x.iter().zip(w).map(|(v, w)| v / (mean + config.rms_norm_eps).sqrt() * w).collect()
+    };
+    let (d, half) = (config.hidden_size, config.head_dim / 2);
+    // YaRN with theta 10,000, heads of 16 values, written out anew.
+    let bound = |turns: f64| 16.0 * (8192.0 / (turns * std::f64::consts::TAU)).ln() / (2.0 * 10_000f64.ln());
+    let (low, high) = (bound(32.0).floor(), bound(1.0).ceil());
+    let scale = 0.1 * factor.ln() + 1.0;
+    let rotate = |x: &[f64], position: usize| -> Vec<f64> {
+        let mut out = vec![0.0; 2 * half];
+        for j in 0..half {
+            let plain = 10_000f64.powf(-(j as f64) / half as f64);
+            let ramp = ((j as f64 - low) / (high - low)).clamp(0.0, 1.0);
+            let angle = position as f64 * (plain * (1.0 - ramp) + plain / factor * ramp);
+            let (a, b) = (x[j], x[half + j]);
+            out[j] = scale * (a * angle.cos() - b * angle.sin());
+            out[half + j] = scale * (b * angle.cos() + a * angle.sin());
+        }
+        out
+    };
+    let embed = tensor("model.embed_tokens.weight");
+    let row = |id: u32| embed[id as usize * d..(id as usize + 1) * d].to_vec();
+    let (wk, wv, first) = (layer("self_attn.k_proj"), layer("self_attn.v_proj"), layer("input_layernorm"));
+    let last = ids.len() - 1;
+    let mut x = row(ids[last]);
+    let q = rotate(&product(&layer("self_attn.q_proj"), &norm(&x, &first)), last);
+    let (mut sum, mut o) = (0.0, vec![0.0; config.head_dim]);
+    for (position, id) in ids.iter().enumerate() {
+        let h = norm(&row(*id), &first);
+        let k = rotate(&product(&wk, &h), position);
+        let score: f64 = q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() / (config.head_dim as f64).sqrt();
+        sum += score.exp();
+        o.iter_mut().zip(product(&wv, &h)).for_each(|(o, v)| *o += score.exp() * v);
+    }
+    o.iter_mut().for_each(|o| *o /= sum);
+    x.iter_mut().zip(product(&layer("self_attn.o_proj"), &o)).for_each(|(x, o)| *x += o);
+    let h = norm(&x, &layer("post_attention_layernorm"));
+    let up = product(&layer("mlp.up_proj"), &h);
+    let act: Vec<f64> =
+        product(&layer("mlp.gate_proj"), &h).iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+    x.iter_mut().zip(product(&layer("mlp.down_proj"), &act)).for_each(|(x, o)| *x += o);
+    let logits = product(&embed, &norm(&x, &tensor("model.norm.weight")));
+    logits[target as usize] - logits.iter().map(|l| l.exp()).sum::<f64>().ln()
+}
+
+#[test]
+fn a_context_of_32_k_is_exact_to_the_last_position() {
+    let text = r#"{"model_type":"llama","vocab_size":48,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":1,
+        "num_attention_heads":1,"head_dim":16,"rms_norm_eps":1e-5,"rope_theta":10000.0,"tie_word_embeddings":true,
+        "max_position_embeddings":8192,
+        "rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":8192}}"#;
+    let config = ModelConfig::from_json(text).unwrap();
+    assert_eq!(config.max_position_embeddings, 32_768);
+    let params = Params::random(&config, 3, 0.4);
+    let mut d = draw(4, "long context", &[]);
+    let ids: Vec<u32> = (0..32_768).map(|_| d.below(48) as u32).collect();
+    let want = last_log_prob(&config, &params, &ids, 7, 4.0);
+    // Another rotation would show.
+    assert!((want - last_log_prob(&config, &params, &ids, 7, 3.9)).abs() > 1e-3);
+
+    let rows = vec![TrainRow { ids: ids.clone(), prefix: None, targets: vec![(32_767, 7)] }];
+    let mut trainer = Trainer::new(&config, 2).unwrap();
+    let batch = TrainBatch { prefixes: vec![], rows };
+    let trained = f64::from(trainer.forward(&params, None, &batch, 1.0).unwrap().logp[0]);
+    assert!((trained - want).abs() < 1e-4, "{trained} {want}");
+
+    let decoder = Decoder::new(&config, &params, None).unwrap();
+    let mut cache = Cache::new(&config);
+    let seq = cache.create();
+    let logits = decoder.forward(&mut cache, &[(seq, &ids)]).unwrap();
+    let sum: f64 = logits.iter().map(|l| f64::from(*l).exp()).sum();
+    let decoded = f64::from(logits[7]) - sum.ln();
+    assert!((decoded - want).abs() < 1e-4, "{decoded} {want}");
+    // One more token has no position.
+    assert!(decoder.forward(&mut cache, &[(seq, &[1])]).is_err());
 }

@@ -15,9 +15,13 @@ in f32 with eager attention on one thread:
     lora.grad.NAME gradient for each tensor of the adapter
     ours.logits    logits with the adapter folder `ours/` that this project wrote, where a case has one
 
+`smollm2.json` holds the log-probs and greedy continuations of the real SmolLM2-135M-Instruct (dequantised by
+transformers from the GGUF file that tools/setup-smollm2.sh fetches).
+
 All values of the models are representable in the type they are stored in. The numbers are those of these versions:
 
-    pip install torch==2.15.0 transformers==5.24.0 peft==0.21.2
+    pip install torch==2.15.0 transformers==5.24.0 peft==0.21.2 gguf==0.19.0
+    tools/setup-smollm2.sh
     python3 tools/make-parity-fixtures.py             (every case)
     python3 tools/make-parity-fixtures.py qwen3-tied  (some)
 
@@ -241,6 +245,44 @@ def make(case):
     print(f"{case}: {size / 1024:.0f} KiB{', with ours' if kept else ''}")
 
 
+MODELS = ROOT / ".coevolve" / "models"
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+TALKS = [
+    [{"role": "user", "content": "What is the capital of France, and which river flows through it?"}],
+    [
+        {"role": "system", "content": "You are a helpful assistant that answers in one sentence."},
+        {"role": "user", "content": "Why is the sky blue?"},
+        {"role": "assistant", "content": "Air scatters short wavelengths of sunlight more than long ones."},
+        {"role": "user", "content": "And why is it red in the evening?"},
+    ],
+]
+TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) +"
+
+
+def smollm2():
+    """The real SmolLM2, dequantised by transformers: log-probs of every token of three prompts, and the 32 most
+    likely tokens that follow."""
+    load = dict(gguf_file=SMOLLM2, dtype=torch.float32, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(MODELS, **load).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODELS, gguf_file=SMOLLM2)
+    texts = [tokenizer.apply_chat_template(t, tokenize=False, add_generation_prompt=True) for t in TALKS] + [TEXT]
+    out = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        full, gap = list(ids), math.inf
+        with torch.no_grad():
+            for _ in range(32):
+                top = model(input_ids=torch.tensor([full]), use_cache=False).logits[0, -1].topk(2)
+                gap = min(gap, float(top.values[0] - top.values[1]))
+                full.append(int(top.indices[0]))
+            logits = model(input_ids=torch.tensor([full]), use_cache=False).logits[0].double()
+        logp = torch.log_softmax(logits, -1)[torch.arange(len(full) - 1), torch.tensor(full[1:])]
+        print(f"{SMOLLM2}: {len(ids)} tokens, smallest gap {gap:.4f}: {tokenizer.decode(full[len(ids):])!r}")
+        assert gap > 1e-3, "two tokens are nearly equally likely; take another prompt"
+        out.append({"text": text, "ids": ids, "greedy": full[len(ids):], "logp": [round(x, 7) for x in logp.tolist()]})
+    (OUT / "smollm2.json").write_text(json.dumps(out, indent=0) + "\n")
+
+
 def main():
     found = {m.__name__: m.__version__.split("+")[0] for m in (torch, transformers, peft)}
     if found != VERSIONS:
@@ -250,8 +292,8 @@ def main():
     torch.use_deterministic_algorithms(True)
     OUT.mkdir(parents=True, exist_ok=True)
     os.chdir(OUT)
-    for case in sys.argv[1:] or CASES:
-        make(case)
+    for case in sys.argv[1:] or [*CASES, "smollm2"]:
+        smollm2() if case == "smollm2" else make(case)
 
 
 if __name__ == "__main__":
