@@ -18,7 +18,8 @@
 use std::hint::black_box;
 
 use coevolve::model::{
-    Cache, Decoder, Family, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params, Sequence, TrainBatch, Trainer,
+    Cache, Decoder, Family, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params, RopeScaling, Sequence, TrainBatch,
+    Trainer,
 };
 use coevolve::world::draw;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -39,10 +40,12 @@ fn tiny() -> ModelConfig {
         head_dim: 32,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 2048,
         tie_word_embeddings: true,
         qkv_bias: false,
         qk_norm: true,
+        moe: None,
         bos_token_id: None,
         eos_token_ids: vec![],
     }
@@ -59,8 +62,10 @@ fn smollm2() -> ModelConfig {
         num_key_value_heads: 3,
         head_dim: 64,
         rope_theta: 100_000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 8192,
         qk_norm: false,
+        moe: None,
         ..tiny()
     }
 }

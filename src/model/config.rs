@@ -1,17 +1,20 @@
 //! The shape of a model, read from a Hugging Face `config.json`.
 //!
-//! | switch | Llama | Qwen2, Qwen2.5 | Qwen3 |
-//! |---|---|---|---|
-//! | `qkv_bias` | no | yes | no |
-//! | `qk_norm` (RMS norm of every q and k head before RoPE) | no | no | yes |
-//! | `head_dim` when absent | hidden / heads | hidden / heads | 128 |
+//! | switch | Llama | Qwen2, Qwen2.5 | Qwen3 | Qwen3-MoE |
+//! |---|---|---|---|---|
+//! | `qkv_bias` | no | yes | no | no |
+//! | `qk_norm` (RMS norm of every q and k head before RoPE) | no | no | yes | yes |
+//! | `head_dim` when absent | hidden / heads | hidden / heads | 128 | hidden / heads |
+//! | `moe` (a router and experts instead of one MLP, in all or some layers) | no | no | no | yes |
 //!
 //! Everything else is common: RMS norm before attention and MLP, grouped-query attention, RoPE on
-//! half-split heads, SwiGLU, tied or separate output head. What is not computed is refused by name.
+//! half-split heads (scaled as [`super::rope`] describes), SwiGLU, tied or separate output head. What is
+//! not computed is refused by name.
 
 use serde_json::{Value, json};
 
 use super::error::ModelError;
+use super::rope::RopeScaling;
 
 /// Which published architecture the weights belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub enum Family {
     Qwen2,
     /// `Qwen3ForCausalLM`.
     Qwen3,
+    /// `Qwen3MoeForCausalLM`.
+    Qwen3Moe,
 }
 
 impl Family {
@@ -31,6 +36,7 @@ impl Family {
             Family::Llama => "llama",
             Family::Qwen2 => "qwen2",
             Family::Qwen3 => "qwen3",
+            Family::Qwen3Moe => "qwen3_moe",
         }
     }
 
@@ -39,10 +45,11 @@ impl Family {
             Family::Llama => "LlamaForCausalLM",
             Family::Qwen2 => "Qwen2ForCausalLM",
             Family::Qwen3 => "Qwen3ForCausalLM",
+            Family::Qwen3Moe => "Qwen3MoeForCausalLM",
         }
     }
 
-    /// The family of a `model_type` ("llama", "qwen2", "qwen3").
+    /// The family of a `model_type` ("llama", "qwen2", "qwen3", "qwen3_moe").
     ///
     /// # Errors
     /// [`ModelError::Unsupported`] for any other.
@@ -51,8 +58,67 @@ impl Family {
             "llama" => Ok(Family::Llama),
             "qwen2" => Ok(Family::Qwen2),
             "qwen3" => Ok(Family::Qwen3),
-            other => Err(unsupported("model_type", other, "llama, qwen2, qwen3")),
+            "qwen3_moe" => Ok(Family::Qwen3Moe),
+            other => Err(unsupported("model_type", other, "llama, qwen2, qwen3, qwen3_moe")),
         }
+    }
+}
+
+/// The mixture of experts of some layers: a router chooses for each token the experts that answer it.
+///
+/// `p = softmax(router h)` over all experts; the `num_experts_per_tok` largest are chosen and weighted with
+/// their p, divided by the sum of the chosen ones with `norm_topk_prob`. The load-balancing loss of
+/// pretraining (`router_aux_loss_coef`) is no part of any loss here: gradients reach the router through the
+/// weights of the chosen experts only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MoeConfig {
+    /// Experts of a layer.
+    pub num_experts: usize,
+    /// Experts that answer a token.
+    pub num_experts_per_tok: usize,
+    /// Width of an expert's SwiGLU inner layer.
+    pub moe_intermediate_size: usize,
+    /// The weights of the chosen experts sum to one.
+    pub norm_topk_prob: bool,
+    /// Every how many layers there are experts; the others have one MLP of `intermediate_size`.
+    pub decoder_sparse_step: usize,
+    /// Layers with one MLP in any case.
+    pub mlp_only_layers: Vec<usize>,
+}
+
+impl MoeConfig {
+    /// Whether a layer has experts.
+    pub fn is_sparse(&self, layer: usize) -> bool {
+        !self.mlp_only_layers.contains(&layer) && (layer + 1).is_multiple_of(self.decoder_sparse_step)
+    }
+
+    fn from_json(v: &Value) -> Result<Self, ModelError> {
+        // transformers 5 writes the second name.
+        let experts = if v.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
+        let layers = match v.get("mlp_only_layers") {
+            None | Some(Value::Null) => Vec::new(),
+            Some(list) => serde_json::from_value(list.clone())
+                .map_err(|e| ModelError::Config(format!("field mlp_only_layers: {e}")))?,
+        };
+        Ok(MoeConfig {
+            num_experts: size(v, experts)?,
+            num_experts_per_tok: size(v, "num_experts_per_tok")?,
+            moe_intermediate_size: size(v, "moe_intermediate_size")?,
+            norm_topk_prob: flag(v, "norm_topk_prob"),
+            decoder_sparse_step: size_or(v, "decoder_sparse_step", Some(1))?,
+            mlp_only_layers: layers,
+        })
+    }
+
+    fn check(&self) -> Result<(), ModelError> {
+        let (experts, chosen) = (self.num_experts, self.num_experts_per_tok);
+        if chosen == 0 || chosen > experts {
+            return Err(ModelError::Config(format!("{chosen} of {experts} experts answer a token")));
+        }
+        if self.moe_intermediate_size == 0 || self.decoder_sparse_step == 0 {
+            return Err(ModelError::Config("moe_intermediate_size or decoder_sparse_step is zero".into()));
+        }
+        Ok(())
     }
 }
 
@@ -79,6 +145,8 @@ pub struct ModelConfig {
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
+    /// How the frequencies are scaled.
+    pub rope_scaling: RopeScaling,
     /// Longest sequence.
     pub max_position_embeddings: usize,
     /// The output head is the embedding.
@@ -87,6 +155,8 @@ pub struct ModelConfig {
     pub qkv_bias: bool,
     /// q and k heads are RMS-normalised (Qwen3).
     pub qk_norm: bool,
+    /// Experts (Qwen3-MoE).
+    pub moe: Option<MoeConfig>,
     /// Beginning-of-sequence id, if the file names one.
     pub bos_token_id: Option<u32>,
     /// End-of-sequence ids (the file has one, a list, or none).
@@ -101,7 +171,7 @@ fn size(v: &Value, key: &str) -> Result<usize, ModelError> {
     size_or(v, key, None)
 }
 
-fn size_or(v: &Value, key: &str, default: Option<usize>) -> Result<usize, ModelError> {
+pub(super) fn size_or(v: &Value, key: &str, default: Option<usize>) -> Result<usize, ModelError> {
     match v.get(key) {
         None | Some(Value::Null) => default.ok_or_else(|| ModelError::Config(format!("field {key} is missing"))),
         Some(x) => x
@@ -112,7 +182,7 @@ fn size_or(v: &Value, key: &str, default: Option<usize>) -> Result<usize, ModelE
     }
 }
 
-fn float_or(v: &Value, key: &str, default: f64) -> Result<f64, ModelError> {
+pub(super) fn float_or(v: &Value, key: &str, default: f64) -> Result<f64, ModelError> {
     match v.get(key) {
         None | Some(Value::Null) => Ok(default),
         Some(x) => x
@@ -135,7 +205,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// [`ModelError::Config`] when a field is missing or malformed, [`ModelError::Unsupported`] for other
-    /// architectures, RoPE scaling, sliding windows in use, MLP or output biases, other activations.
+    /// architectures, other RoPE scaling, sliding windows in use, MLP or output biases, other activations.
     pub fn from_json(text: &str) -> Result<Self, ModelError> {
         let v: Value = serde_json::from_str(text).map_err(|e| ModelError::Config(format!("no valid JSON ({e})")))?;
         let kind = v.get("model_type").and_then(Value::as_str);
@@ -145,8 +215,12 @@ impl ModelConfig {
         let heads = size(&v, "num_attention_heads")?;
         let hidden = size(&v, "hidden_size")?;
         let head_dim = size_or(&v, "head_dim", Some(if family == Family::Qwen3 { 128 } else { hidden / heads }))?;
-        let rope = v.get("rope_parameters").unwrap_or(&Value::Null);
-        let theta = float_or(rope, "rope_theta", float_or(&v, "rope_theta", 10_000.0)?)?;
+        let of = |key: &str| v.get(key).filter(|r| !r.is_null());
+        let rope = of("rope_scaling").or_else(|| of("rope_parameters")).unwrap_or(&Value::Null);
+        let theta =
+            float_or(of("rope_parameters").unwrap_or(rope), "rope_theta", float_or(&v, "rope_theta", 10_000.0)?)?;
+        let context = size_or(&v, "max_position_embeddings", Some(2048))?;
+        let rope_scaling = RopeScaling::from_json(rope, context)?;
         let config = ModelConfig {
             family,
             vocab_size: size(&v, "vocab_size")?,
@@ -158,10 +232,12 @@ impl ModelConfig {
             head_dim,
             rms_norm_eps: float_or(&v, "rms_norm_eps", 1e-6)?,
             rope_theta: theta,
-            max_position_embeddings: size_or(&v, "max_position_embeddings", Some(2048))?,
+            max_position_embeddings: rope_scaling.context(context),
+            rope_scaling,
             tie_word_embeddings: flag(&v, "tie_word_embeddings"),
             qkv_bias: family == Family::Qwen2,
-            qk_norm: family == Family::Qwen3,
+            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+            moe: (family == Family::Qwen3Moe).then(|| MoeConfig::from_json(&v)).transpose()?,
             bos_token_id: v.get("bos_token_id").and_then(token),
             eos_token_ids: match v.get("eos_token_id") {
                 Some(Value::Array(ids)) => ids.iter().filter_map(token).collect(),
@@ -199,7 +275,10 @@ impl ModelConfig {
         if !self.head_dim.is_multiple_of(2) {
             return fail(format!("head_dim = {} is odd; RoPE rotates pairs", self.head_dim));
         }
-        Ok(())
+        if self.rope_theta <= 1.0 {
+            return fail(format!("rope_theta = {} is not above 1", self.rope_theta));
+        }
+        self.moe.as_ref().map_or(Ok(()), MoeConfig::check)
     }
 
     /// The configuration as a Hugging Face `config.json` (dtype bfloat16 unless the writer changes it).
@@ -209,7 +288,7 @@ impl ModelConfig {
             [one] => json!(one),
             many => json!(many),
         };
-        json!({
+        let mut value = json!({
             "architectures": [self.family.architecture()],
             "attention_bias": false,
             "bos_token_id": self.bos_token_id,
@@ -224,13 +303,32 @@ impl ModelConfig {
             "num_hidden_layers": self.num_hidden_layers,
             "num_key_value_heads": self.num_key_value_heads,
             "rms_norm_eps": self.rms_norm_eps,
-            "rope_scaling": null,
+            "rope_scaling": self.rope_scaling.to_json(),
             "rope_theta": self.rope_theta,
             "tie_word_embeddings": self.tie_word_embeddings,
             "torch_dtype": "bfloat16",
             "use_sliding_window": false,
             "vocab_size": self.vocab_size,
-        })
+        });
+        if let Some(moe) = &self.moe {
+            value["num_experts"] = json!(moe.num_experts);
+            value["num_experts_per_tok"] = json!(moe.num_experts_per_tok);
+            value["moe_intermediate_size"] = json!(moe.moe_intermediate_size);
+            value["norm_topk_prob"] = json!(moe.norm_topk_prob);
+            value["decoder_sparse_step"] = json!(moe.decoder_sparse_step);
+            value["mlp_only_layers"] = json!(moe.mlp_only_layers);
+        }
+        value
+    }
+
+    /// The experts of a layer, if it has any.
+    pub fn experts(&self, layer: usize) -> Option<&MoeConfig> {
+        self.moe.as_ref().filter(|m| m.is_sparse(layer))
+    }
+
+    /// Positions per radian of every rotated pair of a head.
+    pub fn rope_periods(&self) -> Vec<f64> {
+        self.rope_scaling.periods(self.head_dim, self.rope_theta)
     }
 
     /// Width of all query heads together.
@@ -249,27 +347,23 @@ impl ModelConfig {
     }
 }
 
+const ARCHITECTURES: &str = "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM";
+
 fn refuse_what_is_not_computed(v: &Value, family: Family) -> Result<(), ModelError> {
     if let Some(name) = v.get("architectures").and_then(|a| a.get(0)).and_then(Value::as_str)
         && name != family.architecture()
     {
-        return Err(unsupported("architectures", name, "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"));
-    }
-    for key in ["rope_scaling", "rope_parameters"] {
-        let rope = v.get(key).unwrap_or(&Value::Null);
-        if let Some(kind) = rope.get("rope_type").or_else(|| rope.get("type")).and_then(Value::as_str)
-            && kind != "default"
-        {
-            return Err(unsupported("rope_scaling", kind, "none or \"default\""));
-        }
+        return Err(unsupported("architectures", name, ARCHITECTURES));
     }
     if flag(v, "rope_interleaved") {
         return Err(unsupported("rope_interleaved", true, "false (half-split heads)"));
     }
-    if let Some(part) = v.get("partial_rotary_factor").and_then(Value::as_f64)
-        && part != 1.0
-    {
-        return Err(unsupported("partial_rotary_factor", part, "1.0"));
+    for place in [Some(v), v.get("rope_parameters"), v.get("rope_scaling")].into_iter().flatten() {
+        if let Some(part) = place.get("partial_rotary_factor").and_then(Value::as_f64)
+            && part != 1.0
+        {
+            return Err(unsupported("partial_rotary_factor", part, "1.0"));
+        }
     }
     if flag(v, "use_sliding_window") {
         return Err(unsupported("use_sliding_window", true, "false (full attention)"));
@@ -281,7 +375,7 @@ fn refuse_what_is_not_computed(v: &Value, family: Family) -> Result<(), ModelErr
     }
     // Qwen2 has q, k, v biases without this field; elsewhere the field also means an output bias.
     if family != Family::Qwen2 && flag(v, "attention_bias") {
-        return Err(unsupported("attention_bias", true, "false for Llama and Qwen3"));
+        return Err(unsupported("attention_bias", true, "false for Llama, Qwen3 and Qwen3-MoE"));
     }
     if flag(v, "mlp_bias") {
         return Err(unsupported("mlp_bias", true, "false"));
@@ -334,7 +428,10 @@ mod tests {
         for (from, to, name) in [
             ("\"qwen3\"", "\"mistral\"", "model_type"),
             ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "architectures"),
-            ("\"rope_scaling\":null", "\"rope_scaling\":{\"rope_type\":\"yarn\"}", "rope_scaling"),
+            ("\"rope_scaling\":null", "\"rope_scaling\":{\"rope_type\":\"dynamic\",\"factor\":2.0}", "rope_scaling"),
+            ("\"rope_scaling\":null", "\"rope_scaling\":{\"type\":\"longrope\"}", "rope_scaling"),
+            ("\"rope_scaling\":null", "\"rope_parameters\":{\"full_attention\":{\"rope_theta\":1e4}}", "rope_scaling"),
+            ("\"rope_scaling\":null", "\"rope_parameters\":{\"partial_rotary_factor\":0.5}", "partial_rotary_factor"),
             ("\"use_sliding_window\":false", "\"use_sliding_window\":true", "use_sliding_window"),
             ("\"attention_bias\":false", "\"attention_bias\":true", "attention_bias"),
             ("\"silu\"", "\"gelu\"", "hidden_act"),

@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ModelError {
     /// `config.json` is no valid JSON or lacks a required field.
-    #[error("model config: {0}; expected a Hugging Face config.json of a Llama, Qwen2 or Qwen3 dense model")]
+    #[error("model config: {0}; expected a Hugging Face config.json of a Llama, Qwen2, Qwen3 or Qwen3-MoE model")]
     Config(String),
     /// The model uses something this decoder does not compute.
     #[error("unsupported model: {what} = {value}; supported are {supported}")]

@@ -1,12 +1,16 @@
 //! Models from a GGUF file: quantised weights, tokenizer and chat template in one.
 //!
-//! Read are the architectures `llama`, `qwen2` and `qwen3`, any quantisation that candle dequantises, and
-//! byte-level BPE tokenizers. Everything becomes what the Hugging Face folder of the same model would
+//! Read are the architectures `llama`, `qwen2`, `qwen3` and `qwen3moe`, any quantisation that candle
+//! dequantises, and byte-level BPE tokenizers. Everything becomes what the Hugging Face folder of the same model would
 //! give: f32 weights under HF names, a `tokenizer.json`.
 //!
 //! In `llama` files the rows of the q and k projections are permuted: llama.cpp rotates neighbouring
 //! pairs, Hugging Face the two halves of a head. Row 2i + j of a head (j = 0, 1) is row j * head_dim / 2 + i
-//! there. Qwen files are not permuted.
+//! there. Qwen files are not permuted. The experts of a layer are one tensor each for gate, up and down; the
+//! weights of the chosen experts always sum to one, as llama.cpp computes it for `qwen3moe`.
+//!
+//! Linear and yarn scaling stand in the metadata. That of Llama 3.1 is a tensor `rope_freqs.weight` of
+//! factors by which periods grow; it is compared with the published scaling, and others are refused.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,7 +26,11 @@ use super::config::{Family, ModelConfig};
 use super::error::ModelError;
 use super::load::{LoadError, LoadedModel, check_layers, io, malformed, model};
 use super::params::{Layout, Params};
+use super::rope::RopeScaling;
 use super::tokenizer::{Tokenizer, TokenizerNotes};
+
+/// Growth of the rotary periods in files of Llama 3.1 and later.
+const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Loads a GGUF file.
 ///
@@ -30,29 +38,42 @@ use super::tokenizer::{Tokenizer, TokenizerNotes};
 /// [`LoadError`] for files that are cut off, garbage, or of an architecture or tokenizer that is not read.
 pub fn load_gguf(path: &Path) -> Result<LoadedModel, LoadError> {
     let (mut reader, content) = open(path)?;
-    let config = config(&content).map_err(model(path))?;
+    let dequantise = |reader: &mut BufReader<File>, name: &str| {
+        let read = AssertUnwindSafe(|| -> candle_core::Result<Vec<f32>> {
+            let tensor = content.tensor(reader, name, &Device::Cpu)?;
+            tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()
+        });
+        std::panic::catch_unwind(read)
+            .map_err(|_| malformed(path, format!("{name} can't be dequantised")))?
+            .map_err(|e| malformed(path, format!("{name}: {e}")))
+    };
+    let factors = match content.tensor_infos.get(ROPE_FACTORS) {
+        // Before anything is allocated by its size: no head is longer than this.
+        Some(info) if info.shape.elem_count() <= 1 << 16 => Some(dequantise(&mut reader, ROPE_FACTORS)?),
+        Some(info) => return Err(malformed(path, format!("{ROPE_FACTORS} has {} values", info.shape.elem_count()))),
+        None => None,
+    };
+    let config = config(&content, factors.as_deref()).map_err(model(path))?;
     check_layers(&config).map_err(model(path))?;
     let layout = Layout::new(&config);
     let sources = plan(path, &content, &config, &layout)?;
     let tokenizer = tokenizer(path, &content)?;
     let mut params = Params::zeros(&config);
-    for (gguf_name, hf_name) in &sources {
-        let read = AssertUnwindSafe(|| -> candle_core::Result<Vec<f32>> {
-            let tensor = content.tensor(&mut reader, gguf_name, &Device::Cpu)?;
-            tensor.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()
-        });
-        let values = std::panic::catch_unwind(read)
-            .map_err(|_| malformed(path, format!("{gguf_name} can't be dequantised")))?
-            .map_err(|e| malformed(path, format!("{gguf_name}: {e}")))?;
-        let target = params.tensor_mut(hf_name).map_err(model(path))?;
-        if values.len() != target.len() {
-            return Err(malformed(path, format!("{gguf_name} has {} values, not {}", values.len(), target.len())));
-        }
-        let permuted = config.family == Family::Llama
-            && (hf_name.ends_with("q_proj.weight") || hf_name.ends_with("k_proj.weight"));
-        match permuted {
-            true => unpermute(&values, config.head_dim, config.hidden_size, target),
-            false => target.copy_from_slice(&values),
+    for (gguf_name, hf_names) in &sources {
+        let values = dequantise(&mut reader, gguf_name)?;
+        let part = values.len() / hf_names.len().max(1);
+        for (hf_name, values) in hf_names.iter().zip(values.chunks(part.max(1))) {
+            let target = params.tensor_mut(hf_name).map_err(model(path))?;
+            if values.len() != target.len() {
+                let detail = format!("{gguf_name} has {} values for {hf_name}, not {}", values.len(), target.len());
+                return Err(malformed(path, detail));
+            }
+            let permuted = config.family == Family::Llama
+                && (hf_name.ends_with("q_proj.weight") || hf_name.ends_with("k_proj.weight"));
+            match permuted {
+                true => unpermute(values, config.head_dim, config.hidden_size, target),
+                false => target.copy_from_slice(values),
+            }
         }
     }
     Ok(LoadedModel { config, params, tokenizer })
@@ -89,22 +110,31 @@ fn unpermute(values: &[f32], head_dim: usize, columns: usize, out: &mut [f32]) {
     }
 }
 
-/// Which GGUF tensor fills which HF tensor; shapes are compared before anything is read.
+/// Which GGUF tensor fills which HF tensors (those of all experts of a layer, or one); shapes are compared before
+/// anything is read.
 fn plan(
     path: &Path,
     content: &Content,
     config: &ModelConfig,
     layout: &Layout,
-) -> Result<BTreeMap<String, String>, LoadError> {
-    let names: BTreeMap<String, String> =
-        layout.table().tensors().iter().filter_map(|t| Some((gguf_name(&t.name)?, t.name.clone()))).collect();
+) -> Result<BTreeMap<String, Vec<String>>, LoadError> {
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for t in layout.table().tensors() {
+        if let Some(gguf) = gguf_name(&t.name) {
+            names.entry(gguf).or_default().push(t.name.clone());
+        }
+    }
     let mut missing = Vec::new();
     for (gguf, hf) in &names {
         let Some(info) = content.tensor_infos.get(gguf) else {
             missing.push(gguf.as_str());
             continue;
         };
-        let expected = layout.table().get(hf).map(|t| t.shape.clone()).unwrap_or_default();
+        let first = hf.first().and_then(|name| layout.table().get(name));
+        let mut expected = first.map(|t| t.shape.clone()).unwrap_or_default();
+        if gguf.ends_with("_exps.weight") {
+            expected.insert(0, hf.len());
+        }
         let found = info.shape.dims().to_vec();
         if found != expected {
             return Err(LoadError::Shape { path: path.into(), name: gguf.clone(), found, expected });
@@ -119,7 +149,7 @@ fn plan(
         .keys()
         .map(String::as_str)
         .filter(|n| !names.contains_key(*n))
-        .filter(|n| !(config.tie_word_embeddings && *n == "output.weight"))
+        .filter(|n| !(config.tie_word_embeddings && *n == "output.weight") && *n != ROPE_FACTORS)
         .collect();
     extra.sort_unstable();
     if !extra.is_empty() {
@@ -139,6 +169,10 @@ fn gguf_name(hf: &str) -> Option<String> {
     }
     let (layer, rest) = hf.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
+    if let Some((_, part)) = module.strip_prefix("mlp.experts.").and_then(|m| m.split_once('.')) {
+        let name = part.strip_suffix("_proj")?;
+        return Some(format!("blk.{layer}.ffn_{name}_exps.{kind}"));
+    }
     let name = match module {
         "input_layernorm" => "attn_norm",
         "post_attention_layernorm" => "ffn_norm",
@@ -151,6 +185,7 @@ fn gguf_name(hf: &str) -> Option<String> {
         "mlp.gate_proj" => "ffn_gate",
         "mlp.up_proj" => "ffn_up",
         "mlp.down_proj" => "ffn_down",
+        "mlp.gate" => "ffn_gate_inp",
         _ => return None,
     };
     Some(format!("blk.{layer}.{name}.{kind}"))
@@ -192,10 +227,10 @@ fn eos_ids(content: &Content) -> Vec<u32> {
 }
 
 /// The configuration, through the same checks as a `config.json`.
-fn config(content: &Content) -> Result<ModelConfig, ModelError> {
+fn config(content: &Content, factors: Option<&[f32]>) -> Result<ModelConfig, ModelError> {
     let arch = content.metadata.get("general.architecture").and_then(string);
     let arch = arch.ok_or_else(|| ModelError::Config("the GGUF file has no general.architecture".into()))?;
-    let family = Family::from_model_type(arch)?;
+    let family = Family::from_model_type(if arch == "qwen3moe" { "qwen3_moe" } else { arch })?;
     let get = |key: &str| content.metadata.get(&format!("{arch}.{key}"));
     let size = |key: &str| get(key).and_then(integer);
     let need =
@@ -206,13 +241,37 @@ fn config(content: &Content) -> Result<ModelConfig, ModelError> {
         Some(Value::F64(x)) => Some(*x),
         _ => None,
     };
-    if let Some(kind) = get("rope.scaling.type").and_then(string).filter(|k| *k != "none") {
-        let (value, supported) = (kind.to_owned(), "none");
-        return Err(ModelError::Unsupported { what: "rope.scaling.type", value, supported });
-    }
+    let unsupported = |what, value: String, supported| Err(ModelError::Unsupported { what, value, supported });
+    let scaling = match get("rope.scaling.type").and_then(string) {
+        None | Some("none") => json!(null),
+        Some("linear") => json!({"rope_type": "linear", "factor": float("rope.scaling.factor")}),
+        Some("yarn") => {
+            let factor = |key: &str| float(&format!("rope.scaling.{key}"));
+            for key in ["attn_factor", "yarn_attn_factor", "yarn_log_multiplier"] {
+                if let Some(x) = factor(key).filter(|x| *x != 1.0) {
+                    return unsupported(
+                        "rope.scaling",
+                        format!("{key} {x}"),
+                        "yarn with the attention factor of its paper",
+                    );
+                }
+            }
+            json!({"rope_type": "yarn", "factor": factor("factor"),
+                "original_max_position_embeddings": size("rope.scaling.original_context_length"),
+                "beta_fast": factor("yarn_beta_fast"), "beta_slow": factor("yarn_beta_slow")})
+        }
+        Some(kind) => return unsupported("rope.scaling.type", kind.to_owned(), "none, linear, yarn"),
+    };
     let (hidden, heads) = (need("embedding_length")?, need("attention.head_count")?);
     let head_dim = size("attention.key_length").or_else(|| size("rope.dimension_count"));
     let vocab = content.tensor_infos.get("token_embd.weight").and_then(|t| t.shape.dims().first().copied());
+    let head_dim = head_dim.unwrap_or(hidden / heads.max(1));
+    let theta = float("rope.freq_base");
+    let scaling = match factors {
+        None => scaling,
+        Some(factors) if scaling.is_null() => llama3(factors, head_dim, theta.unwrap_or(10_000.0))?.to_json(),
+        Some(_) => return unsupported(ROPE_FACTORS, "beside rope.scaling.type".into(), "one of the two"),
+    };
     let value = json!({
         "model_type": family.model_type(),
         "vocab_size": vocab,
@@ -221,15 +280,40 @@ fn config(content: &Content) -> Result<ModelConfig, ModelError> {
         "num_hidden_layers": need("block_count")?,
         "num_attention_heads": heads,
         "num_key_value_heads": size("attention.head_count_kv").unwrap_or(heads),
-        "head_dim": head_dim.unwrap_or(hidden / heads.max(1)),
+        "head_dim": head_dim,
         "rms_norm_eps": float("attention.layer_norm_rms_epsilon"),
-        "rope_theta": float("rope.freq_base"),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
         "max_position_embeddings": need("context_length")?,
         "tie_word_embeddings": !content.tensor_infos.contains_key("output.weight"),
         "bos_token_id": id(content, "tokenizer.ggml.bos_token_id"),
         "eos_token_id": eos_ids(content),
+        "num_experts": size("expert_count"),
+        "num_experts_per_tok": size("expert_used_count"),
+        "moe_intermediate_size": size("expert_feed_forward_length"),
+        "norm_topk_prob": true,
     });
     ModelConfig::from_json(&value.to_string())
+}
+
+/// The scaling of Llama 3.1 and later whose factors these are: only the largest one differs between models.
+fn llama3(factors: &[f32], head_dim: u64, theta: f64) -> Result<RopeScaling, ModelError> {
+    let factor = factors.iter().copied().fold(1.0, f32::max);
+    let dim = head_dim as usize;
+    let scaling = RopeScaling::Llama3 {
+        factor: f64::from(factor),
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192,
+    };
+    let plain = RopeScaling::None.periods(dim.min(1 << 16), theta);
+    let expected = scaling.periods(dim.min(1 << 16), theta);
+    let same = |((e, p), f): ((&f64, &f64), &f32)| (e / p / f64::from(*f) - 1.0).abs() < 1e-4;
+    if factors.len() == plain.len() && expected.iter().zip(&plain).zip(factors).all(same) {
+        return Ok(scaling);
+    }
+    let (value, supported) = ("other factors".to_owned(), "those of Llama 3.1 and later (8,192 positions first)");
+    Err(ModelError::Unsupported { what: ROPE_FACTORS, value, supported })
 }
 
 /// A `tokenizer.json` out of the metadata.

@@ -30,6 +30,8 @@ const MAX_JSON_BYTES: u64 = 64 << 20;
 const MAX_SHARDS: usize = 1024;
 /// Most layers: bounds what a made-up configuration can make us allocate before its tensors are checked.
 pub(super) const MAX_LAYERS: usize = 1024;
+/// Most experts of all layers together, for the same reason.
+const MAX_EXPERTS: usize = 1 << 16;
 /// Tensors named in an error; the rest is counted.
 const NAMED: usize = 5;
 
@@ -228,6 +230,13 @@ pub(super) fn check_layers(config: &ModelConfig) -> Result<(), ModelError> {
     match config.num_hidden_layers {
         0..=MAX_LAYERS => Ok(()),
         n => Err(ModelError::Config(format!("num_hidden_layers = {n}; at most {MAX_LAYERS} are loaded"))),
+    }?;
+    let experts = config.moe.as_ref().map_or(0, |m| m.num_experts);
+    match experts.saturating_mul(config.num_hidden_layers) {
+        0..=MAX_EXPERTS => Ok(()),
+        n => Err(ModelError::Config(format!(
+            "num_experts = {experts}: {n} in all layers, at most {MAX_EXPERTS} are loaded"
+        ))),
     }
 }
 
@@ -243,14 +252,14 @@ pub fn is_ignored(name: &str, tied: bool) -> bool {
 /// Loads a PEFT LoRA folder: `adapter_config.json` and `adapter_model.safetensors`.
 ///
 /// # Errors
-/// [`LoadError`]; also when the adapter is of another kind (DoRA, rsLoRA, per-module ranks, biases,
-/// embeddings) or does not fit `config`.
+/// [`LoadError`]; also when the adapter is of another kind (DoRA, per-module ranks, biases, embeddings) or
+/// does not fit `config`. rsLoRA is read as plain LoRA with `sqrt(rank)` times the alpha.
 pub fn load_adapter(folder: &Path, config: &ModelConfig) -> Result<LoraParams, LoadError> {
     let files = ModelFiles::Folder(folder);
     let path = files.path("adapter_config.json");
     let value: Value =
         serde_json::from_slice(&need(&files, "adapter_config.json")?).map_err(|e| malformed(&path, e))?;
-    let lora = adapter_config(&value).map_err(model(&path))?;
+    let lora = adapter_config(&value, config).map_err(model(&path))?;
     let layout = LoraLayout::new(config, &lora).map_err(model(&path))?;
     let plan = Plan::check(&files, &["adapter_model.safetensors".to_owned()], layout.table(), |_| false)?;
     let mut data = vec![0.0; layout.total()];
@@ -258,36 +267,72 @@ pub fn load_adapter(folder: &Path, config: &ModelConfig) -> Result<LoraParams, L
     LoraParams::from_flat(config, &lora, data).map_err(model(&path))
 }
 
-fn adapter_config(value: &Value) -> Result<LoraConfig, ModelError> {
+/// Fields of an adapter_config.json that do not change what the adapter computes once its weights are read, or
+/// that are looked at one by one.
+const ADAPTER_FIELDS: [&str; 24] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "inference_mode",
+    "init_lora_weights",
+    "lora_alpha",
+    "lora_dropout",
+    "lora_ga_config",
+    "loftq_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+    "velora_config",
+];
+
+/// What an adapter_config.json says, where this decoder computes it.
+fn adapter_config(value: &Value, config: &ModelConfig) -> Result<LoraConfig, ModelError> {
     let unsupported = |what: &'static str, v: &Value, supported: &'static str| {
         Err(ModelError::Unsupported { what, value: v.to_string(), supported })
     };
     let get = |key: &str| value.get(key).unwrap_or(&Value::Null);
+    let fields = value.as_object().ok_or_else(|| ModelError::Lora("adapter_config.json is no object".into()))?;
     if get("peft_type").as_str() != Some("LORA") {
         return unsupported("peft_type", get("peft_type"), "LORA");
     }
-    for key in ["use_dora", "use_rslora", "fan_in_fan_out"] {
-        if get(key).as_bool() == Some(true) {
-            return unsupported("adapter option", &Value::from(key), "plain LoRA");
-        }
+    let unused = |v: &Value| match v {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    // DoRA, ranks by module, trained embeddings, and whatever comes later: refused, whatever it is called.
+    if let Some((key, _)) = fields.iter().find(|(k, v)| !ADAPTER_FIELDS.contains(&k.as_str()) && !unused(v)) {
+        return unsupported("adapter option", &Value::from(key.as_str()), "one rank and alpha for every layer");
     }
     if !matches!(get("bias"), Value::Null) && get("bias").as_str() != Some("none") {
         return unsupported("bias", get("bias"), "none");
     }
-    for key in ["rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"] {
-        let v = get(key);
-        let empty =
-            v.is_null() || v.as_object().is_some_and(|o| o.is_empty()) || v.as_array().is_some_and(|a| a.is_empty());
-        if !empty {
-            return unsupported("adapter option", &Value::from(key), "one rank and alpha for every layer");
-        }
+    // Others (pissa, olora, corda, loftq, ...) change the base weights as well.
+    match get("init_lora_weights") {
+        Value::Null | Value::Bool(_) => {}
+        Value::String(kind) if ["gaussian", "eva", "orthogonal"].contains(&kind.as_str()) => {}
+        other => return unsupported("init_lora_weights", other, "true, false, gaussian, eva, orthogonal"),
     }
     let rank = get("r").as_u64().filter(|r| (1..=4096).contains(r));
     let rank = rank.ok_or_else(|| ModelError::Lora(format!("r = {} is no rank", get("r"))))? as usize;
     let alpha = get("lora_alpha").as_f64();
     let alpha = alpha.ok_or_else(|| ModelError::Lora(format!("lora_alpha = {} is no number", get("lora_alpha"))))?;
+    // rsLoRA counts alpha / sqrt(rank): the same as plain LoRA with sqrt(rank) times the alpha.
+    let alpha = if get("use_rslora").as_bool() == Some(true) { alpha * (rank as f64).sqrt() } else { alpha };
     let targets = match get("target_modules") {
-        Value::String(all) if all == "all-linear" => LoraTarget::ALL.to_vec(),
+        Value::String(all) if all == "all-linear" => LoraTarget::all(config),
         Value::Array(names) => {
             let target = |n: &Value| {
                 // PEFT matches the end of the module's path.

@@ -41,6 +41,14 @@ impl LoraTarget {
         LoraTarget::Down,
     ];
 
+    /// The linears of attention.
+    pub const ATTENTION: [LoraTarget; 4] = [LoraTarget::Q, LoraTarget::K, LoraTarget::V, LoraTarget::O];
+
+    /// Every linear that can carry an adapter in a model of this shape.
+    pub fn all(model: &ModelConfig) -> Vec<LoraTarget> {
+        if model.moe.is_some() { Self::ATTENTION.to_vec() } else { Self::ALL.to_vec() }
+    }
+
     /// PEFT's module name, e.g. `q_proj`.
     pub fn module(self) -> &'static str {
         match self {
@@ -121,7 +129,8 @@ impl LoraLayout {
     /// The layout for `lora` on `model`; targets are taken once each, in the order of [`LoraTarget::ALL`].
     ///
     /// # Errors
-    /// [`ModelError::Lora`] for rank 0, no target or an alpha that is not finite.
+    /// [`ModelError::Lora`] for rank 0, no target, an alpha that is not finite, or a target inside the experts of
+    /// a mixture (Qwen3-MoE takes q, k, v and o).
     pub fn new(model: &ModelConfig, lora: &LoraConfig) -> Result<Self, ModelError> {
         if lora.rank == 0 || lora.targets.is_empty() || !lora.alpha.is_finite() {
             return Err(ModelError::Lora(format!(
@@ -129,6 +138,15 @@ impl LoraLayout {
                 lora.rank,
                 lora.targets.len(),
                 lora.alpha
+            )));
+        }
+        if model.moe.is_some()
+            && let Some(target) = lora.targets.iter().find(|t| !LoraTarget::ATTENTION.contains(t))
+        {
+            let known = LoraTarget::ATTENTION.map(LoraTarget::module).join(", ");
+            return Err(ModelError::Lora(format!(
+                "{} is inside the experts of this model, which carry no adapters; possible targets are {known}",
+                target.module()
             )));
         }
         let mut table = TensorTable::default();
@@ -276,5 +294,9 @@ mod tests {
         assert_eq!(lora.scale(), 2.0);
         assert!(LoraParams::new(&c, &LoraConfig { rank: 0, ..lora }, 7).is_err());
         assert!(LoraTarget::from_module("lm_head").is_err());
+        let moe = tiny(Family::Qwen3Moe);
+        let error = LoraLayout::new(&moe, &LoraConfig { rank: 2, alpha: 1.0, targets: LoraTarget::ALL.to_vec() });
+        assert!(error.unwrap_err().to_string().contains("gate_proj is inside the experts"));
+        assert!(LoraLayout::new(&moe, &LoraConfig { rank: 2, alpha: 1.0, targets: LoraTarget::all(&moe) }).is_ok());
     }
 }

@@ -1,9 +1,10 @@
-//! One decoder for Llama, Qwen2 (2.5) and Qwen3 dense on the CPU, in f32, and how models come from disk.
+//! One decoder for Llama, Qwen2 (2.5), Qwen3 and Qwen3-MoE on the CPU, in f32, and how models come from disk.
 
 pub mod config;
 pub mod decode;
 pub mod embedded;
 pub mod error;
+mod experts;
 pub mod files;
 pub mod gguf;
 mod kern;
@@ -13,12 +14,13 @@ pub mod marked;
 pub mod op;
 pub mod params;
 pub mod reference;
+pub mod rope;
 pub mod save;
 pub mod tokenizer;
 pub mod train;
 mod weights;
 
-pub use config::{Family, ModelConfig};
+pub use config::{Family, ModelConfig, MoeConfig};
 pub use decode::{Cache, Decoder, SeqId};
 pub use error::ModelError;
 pub use files::ModelFiles;
@@ -26,6 +28,7 @@ pub use load::{LoadError, LoadedModel, load_adapter, load_model, weights_hash};
 pub use lora::{LoraConfig, LoraLayout, LoraParams, LoraTarget};
 pub use params::{Layout, Params, TensorSpec, TensorTable};
 pub use reference::Reference;
+pub use rope::RopeScaling;
 pub use save::{SaveType, save_adapter, save_folder};
 pub use tokenizer::{Tokenizer, TokenizerError};
 pub use train::{Forward, Sequence, TrainBatch, TrainRow, Trainer};

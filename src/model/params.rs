@@ -2,8 +2,8 @@
 //!
 //! Order (row-major, `[out, in]` as Hugging Face stores linears): embedding; per layer the input norm,
 //! q, k, v weights (adjacent, so that one GEMM computes all three), q, k, v biases (Qwen2), q and k norms
-//! (Qwen3), output projection, post-attention norm, gate and up (adjacent), down; final norm; output head
-//! when it is not tied. The optimiser sees one vector, a checkpoint sees views under Hugging Face names.
+//! (Qwen3), output projection, post-attention norm, gate and up (adjacent), down, or gate, up and down
+//! of each expert and then the router (Qwen3-MoE); final norm; output head when it is not tied. The optimiser sees one vector, a checkpoint sees views under Hugging Face names.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -87,8 +87,22 @@ pub(super) struct LayerOffsets {
     pub qk_norm: Option<(usize, usize)>,
     pub o: usize,
     pub post_norm: usize,
-    pub gate_up: usize,
-    pub down: usize,
+    pub mlp: MlpOffsets,
+}
+
+/// Offsets of a layer's MLP or experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MlpOffsets {
+    Dense {
+        gate_up: usize,
+        down: usize,
+    },
+    /// Expert e lies at `experts + e * stride`: gate and up, then down.
+    Experts {
+        router: usize,
+        experts: usize,
+        stride: usize,
+    },
 }
 
 /// The layout of a model's flat vector.
@@ -126,10 +140,25 @@ impl Layout {
                 c.qk_norm.then(|| (add("self_attn.q_norm.weight", &[hd]), add("self_attn.k_norm.weight", &[hd])));
             let o = add("self_attn.o_proj.weight", &[d, c.q_dim()]);
             let post_norm = add("post_attention_layernorm.weight", &[d]);
-            let gate_up = add("mlp.gate_proj.weight", &[f, d]);
-            add("mlp.up_proj.weight", &[f, d]);
-            let down = add("mlp.down_proj.weight", &[d, f]);
-            layers.push(LayerOffsets { input_norm, qkv, qkv_bias, qk_norm, o, post_norm, gate_up, down });
+            let mut gated = |parent: &str, f: usize| {
+                let gate_up = add(&format!("{parent}.gate_proj.weight"), &[f, d]);
+                add(&format!("{parent}.up_proj.weight"), &[f, d]);
+                (gate_up, add(&format!("{parent}.down_proj.weight"), &[d, f]))
+            };
+            let mlp = match c.experts(i) {
+                None => {
+                    let (gate_up, down) = gated("mlp", f);
+                    MlpOffsets::Dense { gate_up, down }
+                }
+                Some(moe) => {
+                    let places = (0..moe.num_experts).map(|e| format!("mlp.experts.{e}"));
+                    let starts: Vec<_> = places.map(|p| gated(&p, moe.moe_intermediate_size).0).collect();
+                    let router = add("mlp.gate.weight", &[moe.num_experts, d]);
+                    let stride = 3 * moe.moe_intermediate_size * d;
+                    MlpOffsets::Experts { router, experts: starts.first().copied().unwrap_or(router), stride }
+                }
+            };
+            layers.push(LayerOffsets { input_norm, qkv, qkv_bias, qk_norm, o, post_norm, mlp });
         }
         let final_norm = t.push("model.norm.weight".into(), &[d]);
         let head = if c.tie_word_embeddings { embed } else { t.push("lm_head.weight".into(), &[c.vocab_size, d]) };
@@ -250,8 +279,12 @@ fn normal(d: &mut Draw) -> f32 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::config::Family;
+    use super::super::config::{Family, MoeConfig};
+    use super::super::rope::RopeScaling;
     use super::*;
+
+    /// The families that the decoder computes.
+    pub const FAMILIES: [Family; 4] = [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Qwen3Moe];
 
     /// A tiny model of each family with awkward sizes: nothing is a multiple of 16 or 8.
     pub fn tiny(family: Family) -> ModelConfig {
@@ -266,10 +299,20 @@ pub(super) mod tests {
             head_dim: 6,
             rms_norm_eps: 1e-5,
             rope_theta: 100.0,
+            rope_scaling: RopeScaling::None,
             max_position_embeddings: 512,
             tie_word_embeddings: family != Family::Qwen2,
             qkv_bias: family == Family::Qwen2,
-            qk_norm: family == Family::Qwen3,
+            qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+            // The first layer has an MLP, the second one experts.
+            moe: (family == Family::Qwen3Moe).then(|| MoeConfig {
+                num_experts: 5,
+                num_experts_per_tok: 2,
+                moe_intermediate_size: 11,
+                norm_topk_prob: true,
+                decoder_sparse_step: 2,
+                mlp_only_layers: vec![],
+            }),
             bos_token_id: None,
             eos_token_ids: vec![],
         }
@@ -277,7 +320,7 @@ pub(super) mod tests {
 
     #[test]
     fn tensors_tile_the_flat_vector_and_fused_ones_are_adjacent() {
-        for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+        for family in FAMILIES {
             let c = tiny(family);
             let l = Layout::new(&c);
             let mut next = 0;
@@ -316,6 +359,48 @@ pub(super) mod tests {
             ..tiny(Family::Llama)
         };
         assert_eq!(Layout::new(&c).total(), 134_515_008);
+    }
+
+    #[test]
+    fn experts_lie_side_by_side_and_count_as_published() {
+        let c = tiny(Family::Qwen3Moe);
+        let l = Layout::new(&c);
+        assert!(matches!(l.layers[0].mlp, MlpOffsets::Dense { .. }));
+        let MlpOffsets::Experts { router, experts, stride } = l.layers[1].mlp else { panic!("{:?}", l.layers[1]) };
+        let at = |n: &str| l.table().get(&format!("model.layers.1.mlp.{n}.weight")).unwrap().clone();
+        assert_eq!((at("gate").offset, at("gate").shape), (router, vec![5, 20]));
+        for e in 0..5 {
+            let part = |n: &str| at(&format!("experts.{e}.{n}"));
+            assert_eq!(part("gate_proj").offset, experts + e * stride);
+            assert_eq!(part("up_proj").offset, experts + e * stride + 11 * 20);
+            assert_eq!((part("down_proj").offset, part("down_proj").shape), (experts + e * stride + 440, vec![20, 11]));
+        }
+        assert!(l.table().get("model.layers.1.mlp.up_proj.weight").is_none());
+        // Qwen3-30B-A3B: 30.5 billion parameters, 3.3 billion of them for one token (model card).
+        let moe = MoeConfig {
+            num_experts: 128,
+            num_experts_per_tok: 8,
+            moe_intermediate_size: 768,
+            norm_topk_prob: true,
+            decoder_sparse_step: 1,
+            mlp_only_layers: vec![],
+        };
+        let c = ModelConfig {
+            vocab_size: 151_936,
+            hidden_size: 2048,
+            intermediate_size: 6144,
+            num_hidden_layers: 48,
+            num_attention_heads: 32,
+            num_key_value_heads: 4,
+            head_dim: 128,
+            tie_word_embeddings: false,
+            moe: Some(moe),
+            ..c
+        };
+        let total = Layout::new(&c).total();
+        assert_eq!(total / 100_000_000, 305);
+        let idle = 48 * (128 - 8) * 3 * 768 * 2048;
+        assert_eq!((total - idle) / 100_000_000, 33);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::ops::{log_softmax, softmax};
 use candle_nn::rotary_emb::rope_slow;
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, MoeConfig};
 use super::lora::{LoraParams, LoraTarget};
 use super::params::{Params, TensorSpec};
 use super::train::TrainBatch;
@@ -95,6 +95,34 @@ impl Reference {
         rope_slow(&x, &rope.0, &rope.1)
     }
 
+    /// A mixture of experts: every expert answers every token, with weight zero where it was not chosen.
+    fn experts(&self, h: &Tensor, layer: usize, moe: &MoeConfig) -> Result<Tensor> {
+        let weight = |name: &str| self.get(&format!("model.layers.{layer}.mlp.{name}.weight"));
+        let p = softmax(&h.matmul(&weight("gate")?.t()?)?, D::Minus1)?;
+        let chosen: Vec<f64> = p
+            .to_dtype(DType::F64)?
+            .to_vec2::<f64>()?
+            .iter()
+            .flat_map(|p| {
+                // As many as are larger: fewer than k means chosen.
+                let k = moe.num_experts_per_tok;
+                p.iter().map(|x| f64::from(u8::from(p.iter().filter(|y| *y > x).count() < k))).collect::<Vec<_>>()
+            })
+            .collect();
+        let chosen = Tensor::from_vec(chosen, p.shape(), p.device())?.to_dtype(self.dtype)?;
+        let mut w = (p * chosen)?;
+        if moe.norm_topk_prob {
+            w = w.broadcast_div(&w.sum_keepdim(D::Minus1)?)?;
+        }
+        let mut sum = h.zeros_like()?;
+        for e in 0..moe.num_experts {
+            let apply = |x: &Tensor, name: &str| x.matmul(&weight(&format!("experts.{e}.{name}"))?.t()?);
+            let act = (apply(h, "gate_proj")?.silu()? * apply(h, "up_proj")?)?;
+            sum = (sum + apply(&act, "down_proj")?.broadcast_mul(&w.narrow(1, e, 1)?)?)?;
+        }
+        Ok(sum)
+    }
+
     /// Logits `[tokens, vocab]` of one sequence.
     ///
     /// # Errors
@@ -104,11 +132,11 @@ impl Reference {
         let embed = self.get("model.embed_tokens.weight")?;
         let device = embed.device();
         let half = c.head_dim / 2;
-        let angles: Vec<f64> = (0..n * half)
-            .map(|i| (i / half) as f64 / c.rope_theta.powf((2 * (i % half)) as f64 / c.head_dim as f64))
-            .collect();
+        let periods = c.rope_periods();
+        let angles: Vec<f64> = (0..n * half).map(|i| (i / half) as f64 / periods[i % half]).collect();
         let angles = Tensor::from_vec(angles, (n, half), device)?;
-        let rope = (angles.cos()?.to_dtype(self.dtype)?, angles.sin()?.to_dtype(self.dtype)?);
+        let scaled = |t: Tensor| (t * c.rope_scaling.attention_factor())?.to_dtype(self.dtype);
+        let rope = (scaled(angles.cos()?)?, scaled(angles.sin()?)?);
         let mask: Vec<f64> = (0..n * n).map(|i| if i % n > i / n { f64::NEG_INFINITY } else { 0.0 }).collect();
         let mask = Tensor::from_vec(mask, (n, n), device)?.to_dtype(self.dtype)?;
         let group = c.num_attention_heads / c.num_key_value_heads;
@@ -131,9 +159,15 @@ impl Reference {
             let o = o.transpose(1, 2)?.reshape((n, c.q_dim()))?;
             x = (x + self.linear(&o, l, "self_attn", LoraTarget::O)?)?;
             let h = self.norm(&x, &at("post_attention_layernorm"))?;
-            let gate = self.linear(&h, l, "mlp", LoraTarget::Gate)?.silu()?;
-            let act = (gate * self.linear(&h, l, "mlp", LoraTarget::Up)?)?;
-            x = (x + self.linear(&act, l, "mlp", LoraTarget::Down)?)?;
+            let answer = match c.experts(l) {
+                Some(moe) => self.experts(&h, l, moe)?,
+                None => {
+                    let gate = self.linear(&h, l, "mlp", LoraTarget::Gate)?.silu()?;
+                    let act = (gate * self.linear(&h, l, "mlp", LoraTarget::Up)?)?;
+                    self.linear(&act, l, "mlp", LoraTarget::Down)?
+                }
+            };
+            x = (x + answer)?;
         }
         let head = if c.tie_word_embeddings { embed } else { self.get("lm_head.weight")? };
         self.norm(&x, "model.norm.weight")?.matmul(&head.t()?)

@@ -3,7 +3,7 @@
 use super::config::ModelConfig;
 use super::kern::{Exec, Mat, PackedBuf, gemm, gemm_outer};
 use super::lora::{LoraLayout, LoraTarget};
-use super::params::Layout;
+use super::params::{Layout, MlpOffsets};
 
 /// A fused linear.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,6 +12,10 @@ pub(super) enum Linear {
     O,
     GateUp,
     Down,
+    /// Of a layer with experts, as the next two.
+    Router,
+    ExpertGateUp(usize),
+    ExpertDown(usize),
 }
 
 /// One projection inside a fused linear.
@@ -28,6 +32,8 @@ impl Linear {
             Linear::O => &[LoraTarget::O],
             Linear::GateUp => &[LoraTarget::Gate, LoraTarget::Up],
             Linear::Down => &[LoraTarget::Down],
+            // Experts and routers carry no adapters.
+            Linear::Router | Linear::ExpertGateUp(_) | Linear::ExpertDown(_) => &[],
         };
         let mut first_row = 0;
         let part = |target: &LoraTarget| {
@@ -40,22 +46,33 @@ impl Linear {
 
     /// (rows, columns) of the fused weight.
     pub(super) fn shape(self, c: &ModelConfig) -> (usize, usize) {
+        let (experts, inner) = c.moe.as_ref().map_or((0, 0), |m| (m.num_experts, m.moe_intermediate_size));
         match self {
             Linear::Qkv => (c.qkv_dim(), c.hidden_size),
             Linear::O => (c.hidden_size, c.q_dim()),
             Linear::GateUp => (2 * c.intermediate_size, c.hidden_size),
             Linear::Down => (c.hidden_size, c.intermediate_size),
+            Linear::Router => (experts, c.hidden_size),
+            Linear::ExpertGateUp(_) => (2 * inner, c.hidden_size),
+            Linear::ExpertDown(_) => (c.hidden_size, inner),
         }
     }
 
     /// Its place in the flat parameters.
     pub(super) fn offset(self, layout: &Layout, layer: usize) -> usize {
         let l = &layout.layers[layer];
-        match self {
-            Linear::Qkv => l.qkv,
-            Linear::O => l.o,
-            Linear::GateUp => l.gate_up,
-            Linear::Down => l.down,
+        match (self, l.mlp) {
+            (Linear::Qkv, _) => l.qkv,
+            (Linear::O, _) => l.o,
+            (Linear::GateUp, MlpOffsets::Dense { gate_up, .. }) => gate_up,
+            (Linear::Down, MlpOffsets::Dense { down, .. }) => down,
+            (Linear::Router, MlpOffsets::Experts { router, .. }) => router,
+            (Linear::ExpertGateUp(e), MlpOffsets::Experts { experts, stride, .. }) => experts + e * stride,
+            (Linear::ExpertDown(e), MlpOffsets::Experts { experts, stride, .. }) => {
+                experts + e * stride + stride / 3 * 2
+            }
+            // A linear that the layer does not have: the callers go by the layer's kind.
+            _ => layout.total(),
         }
     }
 }

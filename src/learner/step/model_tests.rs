@@ -4,7 +4,7 @@ use super::*;
 use crate::event::Reward;
 use crate::learner::batch::group_rollouts;
 use crate::learner::fake::rollout;
-use crate::model::{Family, LoraConfig, LoraTarget};
+use crate::model::{Family, LoraConfig, LoraTarget, MoeConfig, RopeScaling};
 
 const V: usize = 37;
 
@@ -20,10 +20,19 @@ fn model(family: Family) -> ModelConfig {
         head_dim: 8,
         rms_norm_eps: 1e-5,
         rope_theta: 1000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 128,
         tie_word_embeddings: family != Family::Qwen2,
         qkv_bias: family == Family::Qwen2,
-        qk_norm: family == Family::Qwen3,
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
+        moe: (family == Family::Qwen3Moe).then(|| MoeConfig {
+            num_experts: 3,
+            num_experts_per_tok: 2,
+            moe_intermediate_size: 12,
+            norm_topk_prob: true,
+            decoder_sparse_step: 1,
+            mlp_only_layers: vec![],
+        }),
         bos_token_id: None,
         eos_token_ids: vec![],
     }
@@ -46,7 +55,7 @@ fn full(family: Family, threads: usize, config: LearnerConfig) -> Learner {
 
 fn lora(family: Family, threads: usize, config: LearnerConfig) -> Learner {
     let model = model(family);
-    let lora = LoraConfig { rank: 4, alpha: 8.0, targets: LoraTarget::ALL.to_vec() };
+    let lora = LoraConfig { rank: 4, alpha: 8.0, targets: LoraTarget::all(&model) };
     let adapters = LoraParams::new(&model, &lora, 5).unwrap();
     Learner::lora(&model, Params::random(&model, 3, 0.2), adapters, threads, config).unwrap()
 }
@@ -58,7 +67,7 @@ fn taken(outcome: StepOutcome) -> GradientStepTaken {
     }
 }
 
-const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
+const FAMILIES: [Family; 4] = [Family::Llama, Family::Qwen2, Family::Qwen3, Family::Qwen3Moe];
 
 #[test]
 fn the_first_update_is_on_policy_and_changes_every_tensor() {

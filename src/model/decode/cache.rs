@@ -41,7 +41,7 @@ impl Cache {
         let c = config;
         Cache {
             heads: Heads::new(c.num_attention_heads, c.num_key_value_heads, c.head_dim),
-            rope: RopeTable::new(c.head_dim, c.rope_theta),
+            rope: RopeTable::new(c.rope_periods(), c.rope_scaling.attention_factor()),
             layers: c.num_hidden_layers,
             pages: Vec::new(),
             users: Vec::new(),
@@ -126,7 +126,8 @@ impl Cache {
     /// Whether this cache was made for models of that shape.
     pub(super) fn fits(&self, c: &ModelConfig) -> bool {
         let h = Heads::new(c.num_attention_heads, c.num_key_value_heads, c.head_dim);
-        self.layers == c.num_hidden_layers && self.heads == h && self.rope.fits(c.head_dim, c.rope_theta)
+        let rope = self.rope.fits(&c.rope_periods(), c.rope_scaling.attention_factor());
+        self.layers == c.num_hidden_layers && self.heads == h && rope
     }
 
     /// Pages of a sequence.

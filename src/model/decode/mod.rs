@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 
 use super::config::ModelConfig;
 use super::error::ModelError;
+use super::experts::{self, ExpertActs, ExpertScratch};
 use super::kern::{
     Exec, KEYS, Level, MAX_HEAD, Mat, PackedBuf, PagedRun, QkNorm, add_bias, attend_pages, gemm, rms_norm, split_heads,
     swiglu,
@@ -33,6 +34,18 @@ struct LayerWeights {
     qk_norm: Option<(Vec<f32>, Vec<f32>)>,
     o: PackedBuf,
     post_norm: Vec<f32>,
+    mlp: Mlp,
+}
+
+#[derive(Debug)]
+enum Mlp {
+    Dense(Gated),
+    Experts { router: PackedBuf, experts: Vec<Gated> },
+}
+
+/// Gate and up, and down.
+#[derive(Debug)]
+struct Gated {
     gate_up: PackedBuf,
     down: PackedBuf,
 }
@@ -64,6 +77,7 @@ struct Work {
     gu: Vec<f32>,
     act: Vec<f32>,
     state: super::kern::PagedState,
+    experts: (ExpertActs, ExpertScratch),
 }
 
 /// Tokens of one item in one chunk: `rows` of the chunk from row `first`, at sequence positions from `pos`.
@@ -112,8 +126,18 @@ impl Decoder {
             qk_norm: o.qk_norm.map(|(q, k)| (copy(q, c.head_dim), copy(k, c.head_dim))),
             o: pack(l, Linear::O),
             post_norm: copy(o.post_norm, d),
-            gate_up: pack(l, Linear::GateUp),
-            down: pack(l, Linear::Down),
+            mlp: match c.experts(l) {
+                None => Mlp::Dense(Gated { gate_up: pack(l, Linear::GateUp), down: pack(l, Linear::Down) }),
+                Some(moe) => Mlp::Experts {
+                    router: pack(l, Linear::Router),
+                    experts: (0..moe.num_experts)
+                        .map(|e| Gated {
+                            gate_up: pack(l, Linear::ExpertGateUp(e)),
+                            down: pack(l, Linear::ExpertDown(e)),
+                        })
+                        .collect(),
+                },
+            },
         });
         let layers = layers.collect();
         let mut head = PackedBuf::default();
@@ -257,9 +281,26 @@ impl Decoder {
             self.attend(cache, l, runs, &pos, b);
             gemm(exec, n, Mat::rows(&b.o, c.q_dim()), w.o.view(), &mut b.x, d, true);
             rms_norm(exec, &b.x, &w.post_norm, eps, &mut b.h, &mut b.r);
-            gemm(exec, n, Mat::rows(&b.h, d), w.gate_up.view(), &mut b.gu, 2 * f, false);
-            swiglu(exec, n, f, &b.gu, &mut b.act);
-            gemm(exec, n, Mat::rows(&b.act, f), w.down.view(), &mut b.x, d, true);
+            match &w.mlp {
+                Mlp::Dense(mlp) => {
+                    gemm(exec, n, Mat::rows(&b.h, d), mlp.gate_up.view(), &mut b.gu, 2 * f, false);
+                    swiglu(exec, n, f, &b.gu, &mut b.act);
+                    gemm(exec, n, Mat::rows(&b.act, f), mlp.down.view(), &mut b.x, d, true);
+                }
+                Mlp::Experts { router, experts } => {
+                    let Some(moe) = c.experts(l) else { continue };
+                    let (acts, scratch) = &mut b.experts;
+                    experts::forward(exec, moe, (n, &b.h), &mut b.x, acts, scratch, |linear, (m, x), y| {
+                        let weight = match linear {
+                            Linear::ExpertGateUp(e) => &experts[e].gate_up,
+                            Linear::ExpertDown(e) => &experts[e].down,
+                            _ => router,
+                        };
+                        let (rows, cols) = linear.shape(c);
+                        gemm(exec, m, Mat::rows(x, cols), weight.view(), y, rows, false);
+                    });
+                }
+            }
         }
     }
 

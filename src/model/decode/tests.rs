@@ -2,13 +2,11 @@
 
 use super::super::config::Family;
 use super::super::lora::LoraTarget;
-use super::super::params::tests::tiny;
+use super::super::params::tests::{FAMILIES, tiny};
 use super::super::train::tests::{adapters, weights};
 use super::super::train::{TrainBatch, TrainRow, Trainer};
 use super::*;
 use crate::world::draw;
-
-const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
 
 fn tokens(seed: u64, n: usize, vocab: usize) -> Vec<u32> {
     let mut d = draw(seed, "decode test", &[]);
@@ -32,7 +30,7 @@ fn log_prob(logits: &[f32], token: u32) -> f64 {
 fn log_probs_are_those_of_training() {
     for family in FAMILIES {
         let c = tiny(family);
-        let (p, l) = (weights(&c), adapters(&c, &LoraTarget::ALL));
+        let (p, l) = (weights(&c), adapters(&c, &LoraTarget::all(&c)));
         for lora in [None, Some(&l)] {
             let ids = tokens(1, 150, c.vocab_size);
             let targets = (0..149).map(|i| (i as u32, ids[i + 1])).collect();

@@ -55,28 +55,36 @@ impl Heads {
 #[derive(Debug, Clone)]
 pub struct RopeTable {
     dim: usize,
-    theta: f64,
+    /// Positions per radian of each pair.
+    periods: Vec<f64>,
+    /// Multiplies every cosine and sine.
+    factor: f64,
     data: Vec<f32>,
 }
 
 impl RopeTable {
-    /// An empty table.
-    pub fn new(dim: usize, theta: f64) -> Self {
-        RopeTable { dim, theta, data: Vec::new() }
+    /// An empty table for heads of `2 * periods.len()` values.
+    pub fn new(periods: Vec<f64>, factor: f64) -> Self {
+        RopeTable { dim: 2 * periods.len(), periods, factor, data: Vec::new() }
     }
 
     /// Whether it is the table of such heads.
-    pub fn fits(&self, dim: usize, theta: f64) -> bool {
-        self.dim == dim && self.theta == theta
+    pub fn fits(&self, periods: &[f64], factor: f64) -> bool {
+        self.periods == periods && self.factor == factor
+    }
+
+    /// Cosines and sines of one covered position.
+    #[cfg(test)]
+    pub fn at(&self, position: usize) -> &[f32] {
+        &self.data[position * self.dim..][..self.dim]
     }
 
     /// Makes the table cover positions `0..n`.
     pub fn cover(&mut self, n: usize) {
-        let half = self.dim / 2;
         for p in self.data.len() / self.dim..n {
-            let angle = |j: usize| p as f64 / self.theta.powf(2.0 * j as f64 / self.dim as f64);
-            self.data.extend((0..half).map(|j| angle(j).cos() as f32));
-            self.data.extend((0..half).map(|j| angle(j).sin() as f32));
+            let angles = || self.periods.iter().map(|period| p as f64 / period);
+            self.data.extend(angles().map(|a| (self.factor * a.cos()) as f32));
+            self.data.extend(angles().map(|a| (self.factor * a.sin()) as f32));
         }
     }
 }

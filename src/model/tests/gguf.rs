@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::params::tests::tiny;
+use crate::model::params::tests::{FAMILIES, tiny};
 use candle_core::quantized::{GgmlDType, QTensor, gguf_file};
 use candle_core::{Shape, Tensor};
 
@@ -24,10 +24,10 @@ fn text(s: &str) -> Value {
 }
 
 fn metadata(c: &ModelConfig) -> Vec<(String, Value)> {
-    let arch = c.family.model_type();
+    let arch = c.family.model_type().replace('_', "");
     let size = |n: usize| Value::U32(n as u32);
     let mut list: Vec<(String, Value)> = vec![
-        ("general.architecture".into(), text(arch)),
+        ("general.architecture".into(), text(&arch)),
         ("tokenizer.ggml.model".into(), text("gpt2")),
         ("tokenizer.ggml.pre".into(), text("smollm")),
         ("tokenizer.ggml.tokens".into(), Value::Array(["a", "b", "ab", "<|im_end|>"].map(text).to_vec())),
@@ -46,20 +46,44 @@ fn metadata(c: &ModelConfig) -> Vec<(String, Value)> {
     add("attention.layer_norm_rms_epsilon", Value::F32(c.rms_norm_eps as f32));
     add("rope.freq_base", Value::F32(c.rope_theta as f32));
     add("context_length", size(c.max_position_embeddings));
+    if let Some(moe) = &c.moe {
+        add("expert_count", size(moe.num_experts));
+        add("expert_used_count", size(moe.num_experts_per_tok));
+        add("expert_feed_forward_length", size(moe.moe_intermediate_size));
+    }
     list
 }
 
 fn write(path: &Path, c: &ModelConfig, params: &Params, metadata: &[(String, Value)]) {
-    let mut tensors = Vec::new();
+    write_with(path, c, params, metadata, None);
+}
+
+fn write_with(path: &Path, c: &ModelConfig, params: &Params, metadata: &[(String, Value)], factors: Option<&[f32]>) {
+    // Experts of a layer one after the other in one tensor.
+    let mut merged: BTreeMap<String, (Vec<usize>, Vec<f32>)> = BTreeMap::new();
     for (spec, values) in params.tensors() {
         let permuted = c.family == Family::Llama && (spec.name.contains("q_proj") || spec.name.contains("k_proj"));
         let values = match permuted {
             true => permute(values, spec.shape[0] / c.head_dim, c.head_dim, spec.shape[1]),
             false => values.to_vec(),
         };
-        let tensor = Tensor::from_vec(values, Shape::from(spec.shape.clone()), &Device::Cpu).unwrap();
-        tensors.push((gguf_name(&spec.name).unwrap(), QTensor::quantize(&tensor, GgmlDType::F32).unwrap()));
+        let (shape, all) = merged.entry(gguf_name(&spec.name).unwrap()).or_default();
+        all.extend(values);
+        *shape = spec.shape.clone();
+        if spec.name.contains(".experts.") {
+            shape.insert(0, all.len() / spec.len());
+        }
     }
+    if let Some(factors) = factors {
+        merged.insert(ROPE_FACTORS.into(), (vec![factors.len()], factors.to_vec()));
+    }
+    let tensors: Vec<_> = merged
+        .into_iter()
+        .map(|(name, (shape, values))| {
+            let tensor = Tensor::from_vec(values, Shape::from(shape), &Device::Cpu).unwrap();
+            (name, QTensor::quantize(&tensor, GgmlDType::F32).unwrap())
+        })
+        .collect();
     let metadata: Vec<_> = metadata.iter().map(|(k, v)| (k.as_str(), v)).collect();
     let tensors: Vec<_> = tensors.iter().map(|(n, t)| (n.as_str(), t)).collect();
     let mut file = File::create(path).unwrap();
@@ -68,6 +92,8 @@ fn write(path: &Path, c: &ModelConfig, params: &Params, metadata: &[(String, Val
 
 fn sample(family: Family) -> (ModelConfig, Params, tempfile::TempDir) {
     let mut config = tiny(family);
+    // llama.cpp has experts in every layer.
+    config.moe.iter_mut().for_each(|m| m.decoder_sparse_step = 1);
     config.eos_token_ids = vec![3];
     let params = Params::random(&config, 4, 0.02);
     let dir = tempfile::tempdir().unwrap();
@@ -77,7 +103,7 @@ fn sample(family: Family) -> (ModelConfig, Params, tempfile::TempDir) {
 
 #[test]
 fn every_family_comes_back_under_hf_names() {
-    for family in [Family::Llama, Family::Qwen2, Family::Qwen3] {
+    for family in FAMILIES {
         let (config, params, dir) = sample(family);
         let loaded = load_gguf(&dir.path().join("m.gguf")).unwrap();
         assert_eq!(loaded.config, config);
@@ -103,7 +129,8 @@ fn what_is_not_read_is_refused_by_name() {
         ("general.architecture", text("gemma"), "gemma"),
         ("tokenizer.ggml.model", text("llama"), "byte-level BPE"),
         ("tokenizer.ggml.pre", text("poro-chat"), "poro-chat"),
-        ("llama.rope.scaling.type", text("yarn"), "rope.scaling.type"),
+        ("llama.rope.scaling.type", text("longrope"), "rope.scaling.type"),
+        ("llama.rope.scaling.type", text("yarn"), "factor is missing"),
         ("llama.block_count", Value::U32(3), "blk.2."),
         ("llama.block_count", Value::U32(1), "blk.1."),
         ("llama.block_count", Value::U32(1 << 30), "num_hidden_layers"),
@@ -130,6 +157,68 @@ fn damaged_files_are_errors() {
     }
     std::fs::write(&short, vec![0x55; 4096]).unwrap();
     assert!(load_gguf(&short).is_err());
+}
+
+#[test]
+fn rope_scaling_comes_with_the_file() {
+    let (config, params, dir) = sample(Family::Qwen3);
+    let path = dir.path().join("m.gguf");
+    let with = |more: &[(&str, Value)]| {
+        let mut list = metadata(&config);
+        list.extend(more.iter().map(|(k, v)| (format!("qwen3.rope.scaling.{k}"), v.clone())));
+        write(&path, &config, &params, &list);
+        load_gguf(&path).map(|m| m.config).map_err(|e| e.to_string())
+    };
+    let found = with(&[("type", text("linear")), ("factor", Value::F32(3.0))]).unwrap();
+    assert_eq!(found.rope_scaling, RopeScaling::Linear { factor: 3.0 });
+    let yarn = [("type", text("yarn")), ("factor", Value::F32(4.0)), ("original_context_length", Value::U32(512))];
+    let found = with(&yarn).unwrap();
+    let expected = RopeScaling::Yarn {
+        factor: 4.0,
+        original_max_position_embeddings: 512,
+        attention_factor: None,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+    };
+    assert_eq!((found.rope_scaling, found.max_position_embeddings), (expected, 2048));
+    let mut odd = yarn.to_vec();
+    odd.push(("attn_factor", Value::F32(1.5)));
+    assert!(with(&odd).unwrap_err().contains("attn_factor 1.5"));
+
+    // Llama 3.2: heads of 64, theta 500,000, factor 32; computed as llama.cpp's converter does.
+    let (mut config, _, dir) = sample(Family::Llama);
+    (config.head_dim, config.rope_theta, config.max_position_embeddings) = (64, 500_000.0, 131_072);
+    let params = Params::random(&config, 4, 0.02);
+    let path = dir.path().join("m.gguf");
+    let factors: Vec<f32> = (0..32)
+        .map(|j| {
+            let wavelength = std::f64::consts::TAU * 500_000f64.powf(f64::from(j) / 32.0);
+            let smooth = (8192.0 / wavelength - 1.0) / 3.0;
+            match wavelength {
+                w if w < 2048.0 => 1.0,
+                w if w > 8192.0 => 32.0,
+                _ => (1.0 / ((1.0 - smooth) / 32.0 + smooth)) as f32,
+            }
+        })
+        .collect();
+    let load = |factors: &[f32]| {
+        write_with(&path, &config, &params, &metadata(&config), Some(factors));
+        load_gguf(&path).map_err(|e| e.to_string())
+    };
+    let found = load(&factors).unwrap();
+    assert_eq!(found.params, params);
+    let expected = RopeScaling::Llama3 {
+        factor: 32.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 8192,
+    };
+    assert_eq!(found.config.rope_scaling, expected);
+    let mut other = factors.clone();
+    other[20] *= 1.01;
+    assert!(load(&other).unwrap_err().contains("rope_freqs.weight"));
+    assert!(load(&factors[..31]).unwrap_err().contains("rope_freqs.weight"));
 }
 
 /// The real SmolLM2, where tools/setup-smollm2.sh has put it.

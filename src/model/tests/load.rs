@@ -1,14 +1,12 @@
 use super::*;
 use crate::model::config::Family;
-use crate::model::params::tests::tiny;
+use crate::model::params::tests::{FAMILIES, tiny};
 use crate::model::save::{SaveType, save_adapter, save_folder};
 use crate::model::tokenizer;
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::json;
-
-const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
 
 /// Weights with values that bf16 and f16 can't hold, big and tiny ones among them.
 fn model_of(family: Family) -> (ModelConfig, Params) {
@@ -248,7 +246,11 @@ fn adapters_come_back_bit_for_bit() {
     };
     for (key, v) in [
         ("use_dora", json!(true)),
-        ("use_rslora", json!(true)),
+        ("lora_bias", json!(true)),
+        ("alpha_pattern", json!({"q_proj": 8})),
+        ("layers_to_transform", json!([0])),
+        ("a_later_invention", json!("x")),
+        ("init_lora_weights", json!("pissa")),
         ("peft_type", json!("IA3")),
         ("bias", json!("all")),
         ("rank_pattern", json!({"q_proj": 8})),

@@ -4,12 +4,14 @@
 //! and before the MLP, q, k, v, the attention output, gate and up (and the raw q, k, v where q and k are
 //! normalised). Normalised inputs and activations are computed again in the backward.
 
+use super::super::experts::{self, ExpertActs, ExpertScratch};
 use super::super::kern::{
     AttnBuffers, AttnState, Exec, Heads, Mat, PackedBuf, Partials, Plan, QkNorm, RopeTable, add_bias, add_column_sums,
     attention, attention_backward, gemm, rms_norm, rms_norm_again, rms_norm_backward, split_heads,
     split_heads_backward, swiglu, swiglu_backward,
 };
 use super::super::weights::{FoldBuffers, Linear, Weights};
+use super::experts as experts_back;
 
 /// What a layer's forward leaves for its backward.
 #[derive(Debug, Default)]
@@ -26,6 +28,7 @@ struct LayerActs {
     xm: Vec<f32>,
     r2: Vec<f32>,
     gu: Vec<f32>,
+    experts: ExpertActs,
 }
 
 /// Buffers that all layers share.
@@ -44,6 +47,7 @@ struct Scratch {
     fold: FoldBuffers,
     attn: AttnBuffers,
     partials: Partials,
+    experts: ExpertScratch,
 }
 
 /// Activations of one forward and scratch of both passes.
@@ -66,7 +70,7 @@ pub(super) struct Rows {
 }
 
 /// The first `n` floats of a buffer that only grows.
-pub(super) fn room(v: &mut Vec<f32>, n: usize) -> &mut [f32] {
+pub(in super::super) fn room(v: &mut Vec<f32>, n: usize) -> &mut [f32] {
     if v.len() < n {
         v.clear();
         v.resize(n, 0.0);
@@ -107,7 +111,7 @@ fn project(
 }
 
 /// `dx = dy W`.
-fn project_back(
+pub(super) fn project_back(
     exec: Exec,
     w: &Weights<'_>,
     (layer, linear): (usize, Linear),
@@ -135,7 +139,7 @@ impl Blocks {
         }
         for (l, la) in self.layers.iter_mut().enumerate() {
             let o = &w.layout.layers[l];
-            let Scratch { h: hid, qkv, act, packed, fold, attn, .. } = &mut self.scratch;
+            let Scratch { h: hid, qkv, act, packed, fold, attn, experts: shared, .. } = &mut self.scratch;
             copied(&mut la.x, x);
             let hid = room(hid, n * d);
             rms_norm(exec, x, w.slice(o.input_norm, d), eps, hid, room(&mut la.r1, n));
@@ -154,6 +158,12 @@ impl Blocks {
             project(exec, w, (l, Linear::O), (n, out), x, true, fold, packed);
             copied(&mut la.xm, x);
             rms_norm(exec, x, w.slice(o.post_norm, d), eps, hid, room(&mut la.r2, n));
+            if let Some(moe) = c.experts(l) {
+                experts::forward(exec, moe, (n, hid), x, &mut la.experts, shared, |linear, x, y| {
+                    project(exec, w, (l, linear), x, y, false, fold, packed);
+                });
+                continue;
+            }
             let gu = room(&mut la.gu, n * 2 * f);
             project(exec, w, (l, Linear::GateUp), (n, hid), gu, false, fold, packed);
             let act = room(act, n * f);
@@ -175,15 +185,20 @@ impl Blocks {
             let (fold, packed, hid) = (&mut s.fold, &mut s.packed, room(&mut s.h, n * d));
             let dh = room(&mut s.dh, n * d);
 
-            let act = room(&mut s.act, n * f);
-            let dgu = room(&mut s.dgu, n * 2 * f);
-            project_back(exec, w, (l, Linear::Down), (n, dx), act, fold, packed);
-            swiglu_backward(exec, n, f, &la.gu, act, dgu);
-            w.add_gradient(exec, l, Linear::Down, (n, act, dx), grad, fold);
             let (norm2, xm) = (w.slice(o.post_norm, d), &la.xm[..n * d]);
             rms_norm_again(exec, xm, norm2, &la.r2[..n], hid);
-            w.add_gradient(exec, l, Linear::GateUp, (n, hid, dgu), grad, fold);
-            project_back(exec, w, (l, Linear::GateUp), (n, dgu), dh, fold, packed);
+            if let Some(moe) = c.experts(l) {
+                let (acts, buffers) = (&la.experts, &mut s.experts);
+                experts_back::backward(exec, w, (l, moe), (n, hid, dx), dh, acts, buffers, grad, (fold, packed));
+            } else {
+                let act = room(&mut s.act, n * f);
+                let dgu = room(&mut s.dgu, n * 2 * f);
+                project_back(exec, w, (l, Linear::Down), (n, dx), act, fold, packed);
+                swiglu_backward(exec, n, f, &la.gu, act, dgu);
+                w.add_gradient(exec, l, Linear::Down, (n, act, dx), grad, fold);
+                w.add_gradient(exec, l, Linear::GateUp, (n, hid, dgu), grad, fold);
+                project_back(exec, w, (l, Linear::GateUp), (n, dgu), dh, fold, packed);
+            }
             let dw = base.then(|| (&mut grad[o.post_norm..o.post_norm + d], &mut s.partials));
             rms_norm_backward(exec, (xm, norm2, &la.r2[..n]), dh, dx, true, dw);
 

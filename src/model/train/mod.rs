@@ -5,6 +5,7 @@
 //! add up.
 
 mod batch;
+mod experts;
 mod head;
 mod layers;
 
@@ -19,6 +20,7 @@ use super::lora::{LoraLayout, LoraParams};
 use super::params::{Layout, Params, check_len};
 use super::weights::Weights;
 use head::Head;
+pub(super) use layers::room;
 use layers::{Blocks, Rows};
 
 /// Result of [`Trainer::forward`].
@@ -77,7 +79,7 @@ impl Trainer {
             layout: Arc::new(Layout::new(config)),
             exec: Exec::new(level, threads),
             pool,
-            rope: RopeTable::new(config.head_dim, config.rope_theta),
+            rope: RopeTable::new(config.rope_periods(), config.rope_scaling.attention_factor()),
             rows: Rows::default(),
             blocks: Blocks::default(),
             head: Head::default(),
@@ -99,9 +101,15 @@ impl Trainer {
         let (d, f, width) = (c.hidden_size, c.intermediate_size, c.head_dim.div_ceil(16) * 16);
         let split = (c.num_attention_heads + 2 * c.num_key_value_heads) * width;
         let raw = if c.qk_norm { c.qkv_dim() } else { 0 };
-        let layer = 2 * d + raw + split + c.q_dim() + 2 * f + 3 * c.num_attention_heads;
-        let shared = 6 * d + c.qkv_dim() + 3 * f + 2 * split + c.q_dim();
-        (layer * c.num_hidden_layers + shared) * size_of::<f32>()
+        let attention = 2 * d + raw + split + c.q_dim() + 3 * c.num_attention_heads;
+        let mlp = |l| {
+            c.experts(l).map_or(2 * f, |m| m.num_experts_per_tok * (2 * m.moe_intermediate_size + 2) + m.num_experts)
+        };
+        let layers: usize = (0..c.num_hidden_layers).map(|l| attention + mlp(l)).sum();
+        // A token's share of the experts' scratch, at most one expert at a time.
+        let expert = c.moe.as_ref().map_or(0, |m| 3 * d + 4 * m.moe_intermediate_size + 2 * m.num_experts);
+        let shared = 6 * d + c.qkv_dim() + 3 * f + 2 * split + c.q_dim() + expert;
+        (layers + shared) * size_of::<f32>()
     }
 
     /// Log-probs (of logits / `temperature`) and entropies of all targets of `batch`.

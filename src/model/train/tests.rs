@@ -4,12 +4,10 @@ use candle_core::{DType, Device, Tensor};
 
 use super::super::config::Family;
 use super::super::lora::{LoraConfig, LoraTarget};
-use super::super::params::tests::tiny;
+use super::super::params::tests::{FAMILIES, tiny};
 use super::super::reference::Reference;
 use super::*;
 use crate::world::draw;
-
-const FAMILIES: [Family; 3] = [Family::Llama, Family::Qwen2, Family::Qwen3];
 
 /// Weights large enough that every part of the model matters; norms and biases away from 1 and 0.
 pub(crate) fn weights(c: &ModelConfig) -> Params {
@@ -126,8 +124,8 @@ fn wider_heads_and_groups_are_right_too() {
 fn adapter_gradients_are_those_of_the_f64_reference() {
     for family in FAMILIES {
         let c = tiny(family);
-        check_against_reference(&c, Some(adapters(&c, &LoraTarget::ALL)), 1.3);
-        check_against_reference(&c, Some(adapters(&c, &[LoraTarget::V, LoraTarget::Down])), 1.0);
+        check_against_reference(&c, Some(adapters(&c, &LoraTarget::all(&c))), 1.3);
+        check_against_reference(&c, Some(adapters(&c, &[LoraTarget::V, LoraTarget::O])), 1.0);
     }
 }
 
@@ -166,7 +164,7 @@ fn bits_do_not_depend_on_threads_instruction_set_or_earlier_batches() {
     for family in FAMILIES {
         let c = tiny(family);
         let (p, b) = (weights(&c), batch(&c));
-        let l = adapters(&c, &LoraTarget::ALL);
+        let l = adapters(&c, &LoraTarget::all(&c));
         for lora in [None, Some(&l)] {
             let want = run(&mut Trainer::on(&c, 1, Level::PORTABLE).unwrap(), &p, lora, &b);
             for level in Level::available() {
@@ -245,7 +243,7 @@ fn every_trainable_tensor_gets_a_gradient() {
         let c = tiny(family);
         // As a run starts: fresh weights and fresh adapters.
         let p = Params::random(&c, 1, 0.02);
-        let lora = LoraConfig { rank: 2, alpha: 4.0, targets: LoraTarget::ALL.to_vec() };
+        let lora = LoraConfig { rank: 2, alpha: 4.0, targets: LoraTarget::all(&c) };
         let l = LoraParams::new(&c, &lora, 1).unwrap();
         let mut t = Trainer::new(&c, 1).unwrap();
         let full = run(&mut t, &p, None, &batch(&c));

@@ -26,7 +26,7 @@ use coevolve::learner::adamw::{AdamW, AdamWConfig, clip_scale, grad_norm};
 use coevolve::model::load::LoadedModel;
 use coevolve::model::save::{SaveType, save_folder};
 use coevolve::model::train::{Sequence, TrainBatch, Trainer};
-use coevolve::model::{Decoder, Family, ModelConfig, Params};
+use coevolve::model::{Decoder, Family, ModelConfig, Params, RopeScaling};
 use coevolve::run::{evaluate_split, play_plan, policy};
 use coevolve::world::Stopwatch;
 use data::{Demos, Example};
@@ -106,10 +106,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         head_dim: 32,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
         max_position_embeddings: 2048,
         tie_word_embeddings: true,
         qkv_bias: false,
         qk_norm: true,
+        moe: None,
         bos_token_id: None,
         eos_token_ids: tokenizer.eos_ids().to_vec(),
     };
