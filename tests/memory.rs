@@ -56,8 +56,7 @@ fn group(length: u32) -> GroupRollouts {
     GroupRollouts { rollouts: (0..4).map(rollout).collect() }
 }
 
-/// Peak of the first step of a new learner: everything that it allocates, and nothing of what it was given.
-fn step(length: u32) -> usize {
+fn learner() -> Learner {
     let model = ModelConfig::from_json(&format!(
         r#"{{"model_type": "qwen3", "vocab_size": {V}, "hidden_size": 16, "intermediate_size": 16,
             "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
@@ -65,8 +64,12 @@ fn step(length: u32) -> usize {
     ))
     .expect("a configuration");
     let config = LearnerConfig { entropy_coef: 0.01, ..LearnerConfig::default() };
-    let mut learner = Learner::full(&model, Params::random(&model, 1, 0.1), 2, config).expect("a learner");
-    let groups = [group(length)];
+    Learner::full(&model, Params::random(&model, 1, 0.1), 2, config).expect("a learner")
+}
+
+/// Peak of the first step of a new learner: everything that it allocates, and nothing of what it was given.
+fn step(length: u32) -> usize {
+    let (mut learner, groups) = (learner(), [group(length)]);
     peak(|| {
         let outcome = learner.step(1, 1.0, &groups).expect("a step");
         assert!(matches!(&outcome.updates[0], UpdateOutcome::Taken(e) if e.trained_tokens == u64::from(4 * length)));
@@ -98,4 +101,14 @@ fn a_step_holds_one_chunk_of_logits() {
     let unfused = (unfused(96) - unfused(32)) / 64;
     assert!(unfused > 2 * row, "unfused: {unfused} bytes a token, logits are {row}");
     assert!(many < unfused * 1024 / 4, "{many} against {}", unfused * 1024);
+
+    // And step after step the same: nothing is kept.
+    let (mut learner, groups) = (learner(), [group(2)]);
+    let mut steps = |n: u32| {
+        let top = peak(|| (0..n).for_each(|s| drop(learner.step(s, 1.0, &groups).expect("a step"))));
+        (top, LIVE.load(SeqCst))
+    };
+    let (_, warm) = steps(3);
+    let ((early, _), (late, end)) = (steps(3), steps(30));
+    assert!(late < early + 4096 && end < warm + 4096, "{early} {late}, {warm} {end}");
 }

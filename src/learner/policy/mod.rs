@@ -96,8 +96,13 @@ impl CustomOp1 for ModelOp {
             );
         }
         let generation = *lock(&self.generation);
+        let (weights, weights_layout) = parameters.storage_and_layout();
+        let Storage::Cpu(weights) = &*weights else {
+            candle_core::bail!("policy-logp: the parameters are not on the CPU")
+        };
+        let weights = f32_slice(weights, weights_layout, "parameters")?;
         lock(&self.compute)
-            .backward(generation, dlogp, self.entropy_gradient.then_some(dentropy), &mut gradient.sum)
+            .backward(generation, weights, dlogp, self.entropy_gradient.then_some(dentropy), &mut gradient.sum)
             .map_err(|e| keep(&self.error, e))?;
         gradient.parts += 1;
         Ok(None)
