@@ -6,8 +6,7 @@
 use candle_core::{D, Device, Result, Tensor, Var};
 use coevolve::learner::adamw::{AdamW, AdamWConfig, grad_norm};
 use coevolve::learner::kernels::grpo::GrpoOp;
-use coevolve::learner::loss::{LossConfig, LossKind, TokenBatch, loss};
-use coevolve::learner::ops::TokenConstants;
+use coevolve::learner::loss::{LossConfig, LossKind, TokenBatch, TokenConstants, loss};
 use coevolve::world::draw;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;

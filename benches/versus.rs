@@ -6,7 +6,9 @@
 use coevolve::agent::sample::Chooser;
 use coevolve::event::{EndReason, Reward, RolloutFinished, RolloutKey};
 use coevolve::learner::{GroupRollouts, Learner, LearnerConfig};
-use coevolve::model::{Cache, Decoder, Family, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params, SeqId};
+use coevolve::model::{
+    Cache, Decoder, Family, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params, RopeScaling, SeqId,
+};
 use coevolve::world::{Draw, draw};
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};
@@ -31,6 +33,8 @@ fn small() -> ModelConfig {
         head_dim: 64,
         rms_norm_eps: 1e-6,
         rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        moe: None,
         max_position_embeddings: 4096,
         tie_word_embeddings: true,
         qkv_bias: false,

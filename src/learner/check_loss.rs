@@ -7,9 +7,9 @@
 //!   "dual_clip": null, "beta": 0.001, "kl": "k1|k2|k3", "scale": "group|batch|none", "max_completion_length": 12,
 //!   "correction": null | {"kind": "tis|mis", "level": "token|sequence", "max": 2.0, "min": null},
 //!   "overlong": null | {"max": 4096, "cache": 512, "factor": 1.0}, "advantage": "grpo|rloo|gpg",
-//!   "advantage_eps": 1e-4, "dtype": "f64|f32"},
+//!   "advantage_eps": 1e-4, "entropy_coef": 0.0, "dtype": "f64|f32"},
 //!  "rollouts": [{"group": 0, "reward": 1.0, "logp": [..], "logp_old": [..], "logp_ref": [..], "logp_sampler": [..],
-//!    "mask": [1, 0, 1]}],
+//!    "entropy": [..], "mask": [1, 0, 1]}],
 //!  "micro_batches": [[0, 1], [2]]}
 //! ```
 //!
@@ -17,10 +17,13 @@
 //! required. Defaults: loss `dapo`; epsilons .2/.28 (gspo 3e-4/4e-4, cispo's upper bound 5); delta,
 //! dual_clip, correction, overlong off; beta 1e-3; kl k3; scale `group` (`none` for dr_grpo); advantage `grpo`
 //! (`gpg` for gpg); max_completion_length the longest rollout of the case; group 0; logp_old = logp
-//! (on-policy); without logp_ref no KL term; one micro-batch. A missing epsilon is the family's default.
-//! The length that `overlong` looks at is the number of completion positions.
+//! (on-policy); without logp_ref no KL term; entropy_coef 0; f64; one micro-batch. A missing epsilon is the
+//! family's default. The length that `overlong` looks at is the number of completion positions. Every key is
+//! read or refused; `name`, `id` and `comment` are free for notes anywhere, and a rollout may carry the `step`,
+//! `task`, `draw` and `k` of the `signals` check.
 //!
-//! `kl` in the answer is the mean estimate per trained token; numbers that are not finite are `null`.
+//! `kl` in the answer is the mean estimate per trained token; numbers that are not finite are `null`. With an
+//! entropy bonus the answer also has `entropy` (mean per trained token) and `dloss_dentropy`.
 
 use super::config::advantage_defaults;
 use super::loss::{
@@ -45,6 +48,24 @@ fn error(place: impl Into<String>, fault: impl Into<String>) -> CaseError {
     CaseError { place: place.into(), fault: fault.into() }
 }
 
+/// Keys that hold a note and are not read.
+const NOTES: [&str; 3] = ["name", "id", "comment"];
+const CASE: [&str; 3] = ["options", "rollouts", "micro_batches"];
+const ROLLOUT: [&str; 13] = [
+    "group",
+    "reward",
+    "advantage",
+    "logp",
+    "logp_old",
+    "logp_ref",
+    "logp_sampler",
+    "entropy",
+    "mask",
+    "step",
+    "task",
+    "draw",
+    "k",
+];
 const OPTIONS: [&str; 15] = [
     "loss",
     "epsilon_low",
@@ -59,9 +80,17 @@ const OPTIONS: [&str; 15] = [
     "overlong",
     "advantage",
     "advantage_eps",
+    "entropy_coef",
     "dtype",
-    "comment",
 ];
+
+/// Refuses the first key that nobody would read: a misspelt one must not pass in silence.
+fn only(map: &Map<String, Value>, place: &str, what: &str, known: &[&str]) -> Result<(), CaseError> {
+    match map.keys().map(String::as_str).find(|k| !known.contains(k) && !NOTES.contains(k)) {
+        None => Ok(()),
+        Some(k) => Err(error(format!("{place}.{k}"), format!("is no {what}; known are {}", known.join(", ")))),
+    }
+}
 
 /// Answers one case or an array of cases; the result has the same form, one document per case in order.
 pub fn check_loss(document: &Value) -> Result<Value, CaseError> {
@@ -79,6 +108,7 @@ struct Rollout {
     logp_old: Option<Vec<f64>>,
     logp_ref: Option<Vec<f64>>,
     logp_sampler: Option<Vec<f64>>,
+    entropy: Option<Vec<f64>>,
     mask: Vec<bool>,
 }
 
@@ -140,6 +170,7 @@ fn mask(map: &Map<String, Value>, place: &str) -> Result<Vec<bool>, CaseError> {
 
 fn rollout(value: &Value, place: &str) -> Result<Rollout, CaseError> {
     let map = object(value, place)?;
+    only(map, place, "field of a rollout", &ROLLOUT)?;
     let logp = numbers(map, place, "logp")?.ok_or_else(|| error(format!("{place}.logp"), "is required"))?;
     let mask = mask(map, place)?;
     let same = |name: &str, len: usize| {
@@ -155,6 +186,7 @@ fn rollout(value: &Value, place: &str) -> Result<Rollout, CaseError> {
         Ok(values)
     };
     let (logp_old, logp_ref, logp_sampler) = (aligned("logp_old")?, aligned("logp_ref")?, aligned("logp_sampler")?);
+    let entropy = aligned("entropy")?;
     let reward = field(map, place, "reward")?;
     let advantage: Option<f64> = field(map, place, "advantage")?;
     if !map.contains_key("reward") && advantage.is_none() {
@@ -168,11 +200,12 @@ fn rollout(value: &Value, place: &str) -> Result<Rollout, CaseError> {
             return Err(error(format!("{place}.group"), format!("must be a number or a string, is {}", kind(other))));
         }
     };
-    Ok(Rollout { group, reward, advantage, logp, logp_old, logp_ref, logp_sampler, mask })
+    Ok(Rollout { group, reward, advantage, logp, logp_old, logp_ref, logp_sampler, entropy, mask })
 }
 
 fn check_case(case: &Value, place: &str) -> Result<Value, CaseError> {
     let map = object(case, place)?;
+    only(map, place, "field of a case", &CASE)?;
     let list = match map.get("rollouts") {
         Some(Value::Array(list)) => list,
         _ => return Err(error(format!("{place}.rollouts"), "is required: an array of rollouts")),
@@ -189,12 +222,7 @@ fn check_case(case: &Value, place: &str) -> Result<Value, CaseError> {
         None | Some(Value::Null) => &nothing,
         Some(value) => object(value, &options_place)?,
     };
-    if let Some(unknown) = options.keys().find(|k| !OPTIONS.contains(&k.as_str())) {
-        return Err(error(
-            format!("{options_place}.{unknown}"),
-            format!("is no option; known are {}", OPTIONS.join(", ")),
-        ));
-    }
+    only(options, &options_place, "option", &OPTIONS)?;
     let longest = rollouts.iter().map(|r| r.logp.len()).max().unwrap_or(1).max(1);
     let config = loss_config(options, &options_place, u32::try_from(longest).unwrap_or(u32::MAX))?;
     let advantages = case_advantages(options, &options_place, config.kind, &rollouts)?;
@@ -217,6 +245,12 @@ fn check_case(case: &Value, place: &str) -> Result<Value, CaseError> {
     {
         let fault = LossError::Missing { option: "correction", field: "logp_sampler" };
         return Err(error(format!("{place}.rollouts[{i}].logp_sampler"), fault.to_string()));
+    }
+    if config.entropy_coef != 0.0
+        && let Some(i) = rollouts.iter().position(|r| r.entropy.is_none())
+    {
+        let fault = LossError::Missing { option: "entropy_coef", field: "entropy" };
+        return Err(error(format!("{place}.rollouts[{i}].entropy"), fault.to_string()));
     }
     match field::<String>(options, &options_place, "dtype")?.as_deref() {
         None | Some("f64") => answer::<f64>(&config, &rollouts, &advantages, &micro_batches, &weights),
@@ -245,6 +279,7 @@ fn loss_config(options: &Map<String, Value>, place: &str, longest: u32) -> Resul
     config.kl = field::<KlKind>(options, place, "kl")?.unwrap_or_default();
     config.correction = field::<Correction>(options, place, "correction")?;
     config.max_completion_length = field(options, place, "max_completion_length")?.unwrap_or(longest);
+    config.entropy_coef = field(options, place, "entropy_coef")?.unwrap_or(0.0);
     config.validate().map_err(|e| match &e {
         LossError::Setting { field, .. } => error(format!("{place}.{field}"), e.to_string()),
         other => error(place, other.to_string()),
@@ -285,6 +320,8 @@ fn answer<F: Real>(
 ) -> Result<Value, LossError> {
     let mut total = super::loss::Summary::default();
     let mut gradients = vec![Vec::new(); rollouts.len()];
+    let mut entropy_gradients = vec![Vec::new(); rollouts.len()];
+    let bonus = config.entropy_coef != 0.0;
     for members in micro_batches {
         let flat = |get: &dyn Fn(&Rollout) -> &[f64]| -> Vec<F> {
             members.iter().flat_map(|i| get(&rollouts[*i]).iter().map(|x| F::of(*x))).collect()
@@ -292,6 +329,7 @@ fn answer<F: Real>(
         let logp = flat(&|r| &r.logp);
         let old = flat(&|r| r.logp_old.as_ref().unwrap_or(&r.logp));
         let sampler = flat(&|r| r.logp_sampler.as_ref().unwrap_or(&r.logp));
+        let entropy = flat(&|r| r.entropy.as_ref().unwrap_or(&r.logp));
         let mut offsets = vec![0];
         let mut mask = Vec::new();
         for i in members {
@@ -315,7 +353,7 @@ fn answer<F: Real>(
                     logp_old: Some(&old[tokens.clone()]),
                     logp_ref: has(from).then_some(&reference[tokens.clone()]),
                     logp_sampler: config.correction.is_some().then_some(&sampler[tokens.clone()]),
-                    entropy: None,
+                    entropy: bonus.then_some(&entropy[tokens.clone()]),
                     mask: &mask[tokens],
                     offsets: &local,
                     advantages: &local_advantages,
@@ -324,12 +362,16 @@ fn answer<F: Real>(
             )?;
             total.add(&output.summary);
             for (i, bounds) in members[from..to].iter().zip(local.windows(2)) {
-                gradients[*i] = output.dlogp[bounds[0]..bounds[1]].iter().map(|g| g.get()).collect();
+                let of = |g: &[F]| g[bounds[0]..bounds[1]].iter().map(|g| g.get()).collect();
+                gradients[*i] = of(&output.dlogp);
+                if bonus {
+                    entropy_gradients[*i] = of(&output.dentropy);
+                }
             }
             from = to;
         }
     }
-    Ok(json!({
+    let mut document = json!({
         "advantages": advantages,
         "loss": total.loss,
         "policy_loss": total.policy_loss,
@@ -338,7 +380,12 @@ fn answer<F: Real>(
         "clip_fraction": total.clip_fraction(),
         "trained_tokens": total.trained_tokens,
         "skipped": total.skip().map(|reason| reason.to_string()),
-    }))
+    });
+    if bonus {
+        document["entropy"] = json!(total.entropy());
+        document["dloss_dentropy"] = json!(entropy_gradients);
+    }
+    Ok(document)
 }
 
 #[cfg(test)]
@@ -404,6 +451,21 @@ mod tests {
     }
 
     #[test]
+    fn notes_and_signal_keys_are_free_and_the_entropy_bonus_is_answered() {
+        let row = |h: f64| {
+            json!({"id": 7, "step": 1, "task": "t", "draw": 0, "k": 3, "advantage": 0.0,
+            "logp": [-1.0, -2.0], "entropy": [h, 9.0], "mask": [1, 0]})
+        };
+        let case = json!({"name": "bonus", "options": {"entropy_coef": 0.5, "comment": "?"}, "rollouts": [row(0.25), row(0.75)]});
+        let out = check_loss(&case).unwrap();
+        // Two trained tokens of weight 1/2: -0.5 * (0.25 + 0.75) / 2.
+        assert!(close(&out["loss"], -0.25) && close(&out["entropy"], 0.5), "{out}");
+        assert_eq!(out["dloss_dentropy"], json!([[-0.25, 0.0], [-0.25, 0.0]]));
+        let plain = check_loss(&json!({"rollouts": [row(0.25)]})).unwrap();
+        assert!(plain.get("entropy").is_none() && plain.get("dloss_dentropy").is_none());
+    }
+
+    #[test]
     fn faults_say_where() {
         let ok = json!({"reward": 1.0, "logp": [-1.0, -2.0], "mask": [1, 1]});
         let with = |field: &str, value: Value| {
@@ -433,6 +495,10 @@ mod tests {
             (option("correction", json!({"kind": "tos"})), "$.options.correction"),
             (option("max_completion_length", json!(0)), "$.options.max_completion_length"),
             (option("dtype", json!("f16")), "$.options.dtype"),
+            (option("entropy_coef", json!(0.1)), "$.rollouts[0].entropy"),
+            (with("logp_reff", json!([-1.0, -1.0])), "$.rollouts[1].logp_reff"),
+            (with("entropy", json!([-1.0])), "$.rollouts[1].entropy"),
+            (json!({"rollouts": [ok.clone()], "micro_batch": [[0]]}), "$.micro_batch"),
             (json!({"rollouts": [ok.clone()], "micro_batches": [[0], [0]]}), "$.micro_batches"),
             (json!({"rollouts": [ok.clone(), ok.clone()], "micro_batches": [[0]]}), "$.micro_batches"),
             (json!({"rollouts": [ok.clone()], "micro_batches": [["a"]]}), "$.micro_batches"),

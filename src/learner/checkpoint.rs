@@ -15,7 +15,7 @@
 
 use super::adamw::AdamW;
 use super::error::LearnerError;
-use super::ops::lock;
+use super::policy::lock;
 use super::step::Learner;
 use candle_core::{Device, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};

@@ -1,7 +1,7 @@
 //! What the learner asks of a model, and the model that answers.
 
 use super::error::LearnerError;
-use crate::model::{Forward, LoraParams, ModelConfig, ModelError, Params, TensorSpec, TrainBatch, Trainer};
+use crate::model::{Forward, LoraLayout, LoraParams, ModelConfig, ModelError, Params, TensorSpec, TrainBatch, Trainer};
 
 /// A differentiable policy over one flat vector of trainable parameters.
 pub trait Compute: Send {
@@ -12,10 +12,12 @@ pub trait Compute: Send {
     /// activations for [`Compute::backward`] until the next forward or reference.
     fn forward(&mut self, trainable: &[f32], batch: &TrainBatch, temperature: f32) -> Result<Forward, LearnerError>;
 
-    /// Adds to `gradient` that of `sum dlogp logp + dentropy entropy` at the parameters of that forward.
+    /// Adds to `gradient` that of `sum dlogp logp + dentropy entropy`. `trainable` holds the values of that
+    /// forward.
     fn backward(
         &mut self,
         generation: u64,
+        trainable: &[f32],
         dlogp: &[f32],
         dentropy: Option<&[f32]>,
         gradient: &mut [f32],
@@ -35,7 +37,7 @@ pub struct ModelCompute {
 #[derive(Debug)]
 enum Trained {
     /// All parameters; the reference is a copy of the first ones.
-    Full { working: Params, reference: Params },
+    Full { reference: Params },
     /// Adapters; the reference is the base without them.
     Lora { base: Params, adapters: LoraParams },
 }
@@ -51,7 +53,7 @@ impl ModelCompute {
     /// Trains every parameter; `reference` is the fixed policy of the KL term.
     pub fn full(config: &ModelConfig, reference: Params, threads: usize) -> Result<ModelCompute, LearnerError> {
         let trainer = Trainer::new(config, threads).map_err(failed("setup"))?;
-        Ok(ModelCompute { trainer, trained: Trained::Full { working: reference.clone(), reference } })
+        Ok(ModelCompute { trainer, trained: Trained::Full { reference } })
     }
 
     /// Trains adapters over a frozen base, which without them is the reference.
@@ -68,8 +70,18 @@ impl ModelCompute {
     /// The trainable vector as given at construction.
     pub fn initial(&self) -> Vec<f32> {
         match &self.trained {
-            Trained::Full { working, .. } => working.data().to_vec(),
+            Trained::Full { reference } => reference.data().to_vec(),
             Trained::Lora { adapters, .. } => adapters.data().to_vec(),
+        }
+    }
+}
+
+impl Trained {
+    /// Base parameters and adapters of a trainable vector: used where it lies, never copied.
+    fn weights<'a>(&'a self, trainable: &'a [f32]) -> (&'a [f32], Option<(&'a LoraLayout, &'a [f32])>) {
+        match self {
+            Trained::Full { .. } => (trainable, None),
+            Trained::Lora { base, adapters } => (base.data(), Some((adapters.layout(), trainable))),
         }
     }
 }
@@ -77,51 +89,31 @@ impl ModelCompute {
 impl Compute for ModelCompute {
     fn tensors(&self) -> Vec<TensorSpec> {
         match &self.trained {
-            Trained::Full { working, .. } => working.layout().table().tensors().to_vec(),
+            Trained::Full { reference } => reference.layout().table().tensors().to_vec(),
             Trained::Lora { adapters, .. } => adapters.layout().table().tensors().to_vec(),
         }
     }
 
     fn forward(&mut self, trainable: &[f32], batch: &TrainBatch, temperature: f32) -> Result<Forward, LearnerError> {
-        let target = match &mut self.trained {
-            Trained::Full { working, .. } => working.data_mut(),
-            Trained::Lora { adapters, .. } => adapters.data_mut(),
-        };
-        if target.len() != trainable.len() {
-            return Err(LearnerError::Compute {
-                stage: "forward",
-                detail: format!("{} trainable values, the model has {}", trainable.len(), target.len()),
-            });
-        }
-        target.copy_from_slice(trainable);
-        match &self.trained {
-            Trained::Full { working, .. } => self.trainer.forward(working, None, batch, temperature),
-            Trained::Lora { base, adapters } => self.trainer.forward(base, Some(adapters), batch, temperature),
-        }
-        .map_err(failed("forward"))
+        let (base, adapters) = self.trained.weights(trainable);
+        self.trainer.forward_flat(base, adapters, batch, temperature).map_err(failed("forward"))
     }
 
     fn backward(
         &mut self,
         generation: u64,
+        trainable: &[f32],
         dlogp: &[f32],
         dentropy: Option<&[f32]>,
         gradient: &mut [f32],
     ) -> Result<(), LearnerError> {
-        match &self.trained {
-            Trained::Full { working, .. } => {
-                self.trainer.backward(generation, working, None, dlogp, dentropy, gradient)
-            }
-            Trained::Lora { base, adapters } => {
-                self.trainer.backward(generation, base, Some(adapters), dlogp, dentropy, gradient)
-            }
-        }
-        .map_err(failed("backward"))
+        let (base, adapters) = self.trained.weights(trainable);
+        self.trainer.backward_flat(generation, base, adapters, dlogp, dentropy, gradient).map_err(failed("backward"))
     }
 
     fn reference(&mut self, batch: &TrainBatch, temperature: f32) -> Result<Vec<f32>, LearnerError> {
         let base = match &self.trained {
-            Trained::Full { reference, .. } => reference,
+            Trained::Full { reference } => reference,
             Trained::Lora { base, .. } => base,
         };
         Ok(self.trainer.forward(base, None, batch, temperature).map_err(failed("reference"))?.logp)

@@ -41,7 +41,7 @@ pub struct LearnerConfig {
     pub learning_rate: f64,
     /// Shape of the learning rate over the updates. Default constant.
     pub schedule: Schedule,
-    /// Updates of linear warm-up from 0. Default 0.
+    /// Updates of linear warm-up, the first of which already has rate 1/n (transformers' has rate 0). Default 0.
     pub warmup_updates: u64,
     /// Updates after which a falling schedule has reached its floor; 0 = the schedule stays constant.
     pub total_updates: u64,
@@ -53,7 +53,8 @@ pub struct LearnerConfig {
     pub adam_beta2: f64,
     /// Adam epsilon. Default 1e-8.
     pub adam_eps: f64,
-    /// Decoupled weight decay, on every parameter. Default .01.
+    /// Decoupled weight decay, on every parameter (as torch and verl; transformers' Trainer leaves out norms and
+    /// biases). Default .01.
     pub weight_decay: f64,
     /// Global gradient norm bound; 0 = off. Default 1.
     pub grad_clip: f64,

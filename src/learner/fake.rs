@@ -91,6 +91,7 @@ impl Compute for Bigram {
     fn backward(
         &mut self,
         generation: u64,
+        _trainable: &[f32],
         dlogp: &[f32],
         dentropy: Option<&[f32]>,
         gradient: &mut [f32],

@@ -1,7 +1,16 @@
-//! Ops with a CPU reference and, with feature `cuda`, a CUDA version beside it.
+//! Ops that also run on CUDA with feature `cuda`, their compiler, and how every op of the learner is laid out.
 //!
-//! One folder per op with the same file names: `mod.rs` (the op as candle sees it), `cpu.rs` (the reference
-//! and the default), `cuda.rs` (launcher) and the `.cu` source, compiled by NVRTC when it is first used.
+//! One folder per op with the same file names, so that another device only adds files:
+//!
+//! * `mod.rs`: the op as candle sees it, its shapes, its errors.
+//! * `reference.rs`: the arithmetic as one would write it down, in f64 too; every device is tested against it.
+//! * `cpu.rs`: the default, f32, in parallel, the same bits for any number of threads.
+//! * `cuda.rs` and the `.cu` source, compiled by NVRTC when it is first used.
+//! * `tests.rs`: one body of checks for every device.
+//!
+//! The ops: `learner/loss` (log-probs to loss; the CPU runs the reference), `learner/kernels/grpo` (logits to
+//! loss, fused), `learner/adamw` (the update in place), `learner/policy` (parameters to log-probs: the model,
+//! whose own kernels are in `src/model/kern`).
 
 pub mod grpo;
 #[cfg(any(feature = "cuda", feature = "nvrtc"))]

@@ -13,14 +13,16 @@
 //! Gradients are exact derivatives of the value as computed; at a tie the unclipped branch counts.
 
 mod config;
+mod cpu;
 mod real;
-mod terms;
+mod reference;
 mod weights;
 
 #[cfg(test)]
 mod tests;
 
 pub use config::{Correction, CorrectionKind, CorrectionLevel, KlKind, LossConfig, LossKind, Overlong};
+pub use cpu::{TokenConstants, TokenLossOp};
 pub use real::Real;
 pub use weights::{UpdateShape, token_weights};
 
@@ -247,9 +249,9 @@ pub fn loss<F: Real>(config: &LossConfig, batch: &TokenBatch<'_, F>) -> Result<L
         dlogp: vec![F::ZERO; n],
         dentropy: if config.entropy_coef != 0.0 { vec![F::ZERO; n] } else { Vec::new() },
     };
-    let constants = terms::Constants::new(config);
+    let constants = reference::Constants::new(config);
     for sequence in 0..batch.advantages.len() {
-        let summary = terms::sequence(&constants, batch, sequence, &mut output.dlogp, &mut output.dentropy);
+        let summary = reference::sequence(&constants, batch, sequence, &mut output.dlogp, &mut output.dentropy);
         output.summary.add(&summary);
     }
     if !output.summary.loss.is_finite() {

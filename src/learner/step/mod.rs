@@ -7,8 +7,8 @@ use crate::learner::compute::{Compute, ModelCompute};
 use crate::learner::config::LearnerConfig;
 use crate::learner::error::LearnerError;
 use crate::learner::kernels::f32_slice;
-use crate::learner::loss::{LossOutput, SkipReason, Summary};
-use crate::learner::ops::{ModelOp, SharedCompute, Slot, TokenConstants, TokenLossOp, lock};
+use crate::learner::loss::{LossOutput, SkipReason, Summary, TokenConstants, TokenLossOp};
+use crate::learner::policy::{Accumulated, ModelOp, SharedCompute, SharedGradient, Slot, lock};
 use crate::model::{LoraParams, ModelConfig, Params};
 use candle_core::{Device, Storage, Tensor, Var};
 use std::sync::{Arc, Mutex};
@@ -216,24 +216,20 @@ impl Learner {
         old: Option<&[Vec<f32>]>,
     ) -> Result<Result<GradientStepTaken, SkipReason>, LearnerError> {
         let mut total = Summary::default();
-        let mut gradient: Option<Vec<f32>> = None;
+        if batch.micro_batches.is_empty() {
+            return Ok(Err(SkipReason::NoTrainedTokens));
+        }
+        let gradient = self.zero_gradient();
         for (i, m) in batch.micro_batches.iter().enumerate() {
-            let (summary, part) = self.micro_batch(m, temperature, old.map(|old| old[i].clone()))?;
-            total.add(&summary);
+            total.add(&self.micro_batch(m, temperature, old.map(|old| old[i].clone()), &gradient)?);
             if total.non_finite {
                 return Ok(Err(SkipReason::NonFiniteLoss));
             }
-            match &mut gradient {
-                None => gradient = Some(part),
-                Some(sum) => sum.iter_mut().zip(part).for_each(|(s, p)| *s += p),
-            }
         }
-        let Some(gradient) = gradient.filter(|_| total.trained_tokens > 0) else {
-            return Ok(Err(SkipReason::NoTrainedTokens));
-        };
         if let Some(reason) = total.skip() {
             return Ok(Err(reason));
         }
+        let gradient = std::mem::take(&mut lock(&gradient).sum);
         let norm = grad_norm(&gradient);
         let scale = clip_scale(norm, self.config.grad_clip);
         if !norm.is_finite() || norm * scale > LARGEST_GRADIENT {
@@ -275,13 +271,20 @@ impl Learner {
         }))
     }
 
-    /// Loss and gradient of one micro-batch through candle's autograd.
+    /// Where the micro-batches of an update add up their gradients.
+    fn zero_gradient(&self) -> SharedGradient {
+        Arc::new(Mutex::new(Accumulated { sum: vec![0.0; self.optimizer.len()], parts: 0 }))
+    }
+
+    /// Loss of one micro-batch; its gradient, through candle's autograd, is added to `gradient` (not when the
+    /// loss is not finite).
     fn micro_batch(
         &self,
         m: &MicroBatch,
         temperature: f32,
         logp_old: Option<Vec<f32>>,
-    ) -> Result<(Summary, Vec<f32>), LearnerError> {
+        gradient: &SharedGradient,
+    ) -> Result<Summary, LearnerError> {
         let config = self.config.loss_config();
         let logp_ref = match self.config.needs_reference() {
             true => Some(lock(&self.compute).reference(&m.batch, temperature)?),
@@ -295,6 +298,7 @@ impl Learner {
             temperature,
             generation: Arc::default(),
             entropy_gradient: config.entropy_coef != 0.0,
+            gradient: Arc::clone(gradient),
             error: Arc::clone(&error),
         };
         let loss = TokenLossOp {
@@ -317,19 +321,21 @@ impl Learner {
         let value = logp.apply_op1(loss).map_err(own)?;
         let summary = lock(&output).as_ref().map(|o| o.summary).unwrap_or_default();
         if summary.non_finite {
-            return Ok((summary, Vec::new()));
+            return Ok(summary);
         }
-        let gradients = value.backward().map_err(own)?;
-        let Some(gradient) = gradients.get(&self.weights) else {
-            return Err(LearnerError::Compute {
-                stage: "backward",
-                detail: "autograd returned no gradient for the weights".into(),
-            });
-        };
-        Ok((summary, gradient.to_vec1::<f32>()?))
+        let before = lock(gradient).parts;
+        value.backward().map_err(own)?;
+        // candle drops gradients without a word where an op gives none; ours must have arrived.
+        if lock(gradient).parts != before + 1 {
+            let detail = "autograd did not reach the weights".into();
+            return Err(LearnerError::Compute { stage: "backward", detail });
+        }
+        Ok(summary)
     }
 }
 
+#[cfg(test)]
+mod head_tests;
 #[cfg(test)]
 mod model_tests;
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::*;
 use crate::event::Reward;
 use crate::learner::batch::group_rollouts;
 use crate::learner::fake::rollout;
+use crate::learner::loss::LossKind;
 use crate::model::{Family, LoraConfig, LoraTarget, MoeConfig, RopeScaling};
 
 const V: usize = 37;
@@ -154,6 +155,61 @@ fn resumed_equals_uninterrupted_bit_for_bit() {
         }
         assert_eq!(straight.optimizer_hash(), resumed.optimizer_hash());
     }
+}
+
+/// First moments after one update from zero: the clipped gradient, times 1 - beta1.
+fn moments(config: LearnerConfig, groups: &[GroupRollouts]) -> (Vec<f32>, GradientStepTaken) {
+    let mut l = full(Family::Qwen3, 1, config);
+    let event = taken(l.step(1, 0.9, groups).unwrap());
+    (l.optimizer.first_moments().to_vec(), event)
+}
+
+fn relative(a: &[f32], b: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
+    (difference / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
+}
+
+/// The gradient of an update is the same sum for every token budget, for every loss but bnpo, which is defined
+/// by its micro-batches.
+#[test]
+fn every_micro_batch_split_gives_the_gradient_of_the_whole() {
+    for (kind, name) in LossKind::ALL.into_iter().filter(|(kind, _)| *kind != LossKind::Bnpo) {
+        let config = LearnerConfig { loss: kind, entropy_coef: 0.01, ..config() };
+        let (whole, event) = moments(config.clone(), &groups(1));
+        for micro_batch_tokens in [1, 30, 60] {
+            let (split, other) = moments(LearnerConfig { micro_batch_tokens, ..config.clone() }, &groups(1));
+            let error = relative(&split, &whole);
+            assert!(error < 1e-5, "{name} {micro_batch_tokens}: {error}");
+            assert!((other.loss - event.loss).abs() < 1e-6 && other.trained_tokens == event.trained_tokens);
+        }
+    }
+    // The comparison can fail: without the bonus it does.
+    let plain = moments(LearnerConfig { entropy_coef: 0.0, ..config() }, &groups(1)).0;
+    assert!(relative(&plain, &moments(LearnerConfig { entropy_coef: 0.01, ..config() }, &groups(1)).0) > 1e-4);
+}
+
+/// What stands behind the last sampled token is padding, whatever its ids; the order in which rollouts arrive
+/// is none. Both leave every bit of the update as it is.
+#[test]
+fn padding_and_order_leave_every_bit() {
+    let run = |groups: &[GroupRollouts]| {
+        let mut l = full(Family::Qwen3, 2, config());
+        let event = taken(l.step(1, 0.9, groups).unwrap());
+        (event, l.weights_hash().unwrap(), l.optimizer_hash())
+    };
+    let plain = run(&groups(1));
+    let mut changed = groups(1);
+    changed.reverse();
+    for (g, group) in changed.iter_mut().enumerate() {
+        group.rollouts.rotate_left(1 + g);
+        for (k, rollout) in group.rollouts.iter_mut().enumerate() {
+            let end = rollout.sampled.iter().map(|(start, n)| start + n).max().unwrap();
+            rollout.ids.truncate(end as usize);
+            rollout.ids.extend((0..3 * k as u32).map(|i| i % V as u32));
+        }
+    }
+    assert_eq!(run(&changed), plain);
 }
 
 #[test]

@@ -128,7 +128,7 @@ impl Trainer {
     }
 
     /// [`Trainer::forward`] over flat vectors.
-    pub(super) fn forward_flat(
+    pub(crate) fn forward_flat(
         &mut self,
         base: &[f32],
         lora: Option<(&LoraLayout, &[f32])>,
@@ -180,7 +180,7 @@ impl Trainer {
     }
 
     /// [`Trainer::backward`] over flat vectors.
-    pub(super) fn backward_flat(
+    pub(crate) fn backward_flat(
         &mut self,
         generation: u64,
         base: &[f32],

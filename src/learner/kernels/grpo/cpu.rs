@@ -1,44 +1,10 @@
-//! CPU reference of the fused loss: f32 or f64, parallel over rows, same bits for any number of threads.
+//! The fused loss on the CPU: the rows of the reference in parallel, same bits for any number of threads.
 
+use super::reference::{row, row_gradient};
 use super::{Arrays, HEADER, Inner};
 use crate::learner::loss::{Real, loss};
 use candle_core::{CpuStorage, Layout, Result, Shape};
 use rayon::prelude::*;
-
-/// (log-prob of the target, entropy, lse) of one row of logits; sums in f64.
-fn row<F: Real>(logits: &[F], target: usize, inverse_temperature: F) -> (F, F, F) {
-    let top = logits.iter().copied().fold(logits[target], |m, x| if x > m { x } else { m });
-    let (mut sum, mut weighted) = (0f64, 0f64);
-    for x in logits {
-        let d = (*x - top) * inverse_temperature;
-        let e = d.exp();
-        sum += e.get();
-        // An impossible token (logit -inf) has e = 0 and d = -inf: no share in the entropy.
-        if e != F::ZERO {
-            weighted += (e * d).get();
-        }
-    }
-    let log_sum = sum.ln();
-    let logp = (logits[target] - top) * inverse_temperature - F::of(log_sum);
-    (logp, F::of(log_sum - weighted / sum), top * inverse_temperature + F::of(log_sum))
-}
-
-/// Turns a row of logits into dL/dlogits.
-fn row_gradient<F: Real>(
-    logits: &mut [F],
-    target: usize,
-    inverse_temperature: F,
-    (entropy, lse): (F, F),
-    (dlogp, dentropy): (F, F),
-) {
-    for x in logits.iter_mut() {
-        let log_p = *x * inverse_temperature - lse;
-        let p = log_p.exp();
-        let through_entropy = if p == F::ZERO { F::ZERO } else { dentropy * p * (log_p + entropy) };
-        *x = -inverse_temperature * (dlogp * p + through_entropy);
-    }
-    logits[target] = logits[target] + inverse_temperature * dlogp;
-}
 
 fn arrays<F: Real>(op: &Inner) -> Arrays<F> {
     let convert = |v: &Vec<f32>| v.iter().map(|x| F::of(f64::from(*x))).collect();

@@ -1,5 +1,5 @@
-// The policy-gradient loss over logits, f32. The arithmetic repeats src/learner/loss/terms.rs and
-// kernels/grpo/cpu.rs line by line; change them together. Correct first; a later version makes it fast.
+// The policy-gradient loss over logits, f32. The arithmetic repeats src/learner/loss/reference.rs and
+// kernels/grpo/reference.rs line by line; change them together. Correct first; a later version makes it fast.
 //
 // out = [HEADER scalars | logp n | entropy n | lse n | dlogp n | dentropy n]
 // Reductions run over fixed trees, so results do not depend on scheduling.

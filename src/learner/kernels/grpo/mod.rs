@@ -17,9 +17,9 @@ mod cpu;
 mod cuda;
 #[cfg(any(feature = "cuda", test))]
 mod options;
+mod reference;
 
-use crate::learner::loss::{LossConfig, LossError, Summary, TokenBatch};
-use crate::learner::ops::TokenConstants;
+use crate::learner::loss::{LossConfig, LossError, Summary, TokenBatch, TokenConstants};
 use candle_core::{CpuStorage, CustomOp1, CustomOp3, InplaceOp3, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
 

@@ -8,13 +8,17 @@
 //! This is PyTorch's AdamW (decoupled decay applied first). Elementwise, so any split over threads gives the
 //! same bits; the norm is summed in f64 over fixed blocks whose partial sums are added in order.
 
+mod cpu;
+#[cfg(test)]
+mod reference;
+#[cfg(test)]
+mod tests;
+
+pub use cpu::grad_norm;
+
 use super::error::LearnerError;
 use candle_core::{CpuStorage, InplaceOp2, Layout};
-use rayon::prelude::*;
 use std::sync::Mutex;
-
-/// Elements per task; part of the definition of [`grad_norm`]'s rounding, so it must not change.
-const BLOCK: usize = 1 << 15;
 
 /// Format of [`AdamW::to_bytes`]: magic, version, step, length, m, v, BLAKE3 of all that.
 const MAGIC: &[u8; 8] = b"CEADAMW\0";
@@ -93,24 +97,7 @@ impl AdamW {
             )));
         }
         self.step += 1;
-        let t = self.step as f64;
-        let (b1, b2) = (config.beta1 as f32, config.beta2 as f32);
-        let (a1, a2) = ((1.0 - config.beta1) as f32, (1.0 - config.beta2) as f32);
-        let rate = (learning_rate / (1.0 - config.beta1.powf(t))) as f32;
-        let root = (1.0 / (1.0 - config.beta2.powf(t)).sqrt()) as f32;
-        let keep = (1.0 - learning_rate * config.weight_decay) as f32;
-        let (eps, scale) = (config.eps as f32, scale as f32);
-        (parameters.par_chunks_mut(BLOCK), gradient.par_chunks(BLOCK))
-            .into_par_iter()
-            .zip((self.m.par_chunks_mut(BLOCK), self.v.par_chunks_mut(BLOCK)))
-            .for_each(|((p, g), (m, v))| {
-                for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
-                    let g = g * scale;
-                    *m = b1 * *m + a1 * g;
-                    *v = b2 * *v + a2 * (g * g);
-                    *p = *p * keep - rate * (*m / (v.sqrt() * root + eps));
-                }
-            });
+        cpu::update((parameters, &mut self.m, &mut self.v), gradient, scale, learning_rate, self.step, config);
         Ok(())
     }
 
@@ -163,13 +150,6 @@ impl AdamW {
     }
 }
 
-/// Euclidean norm of a gradient, the same for any number of threads.
-pub fn grad_norm(gradient: &[f32]) -> f64 {
-    let partial: Vec<f64> =
-        gradient.par_chunks(BLOCK).map(|block| block.iter().map(|g| f64::from(*g) * f64::from(*g)).sum()).collect();
-    partial.iter().sum::<f64>().sqrt()
-}
-
 /// Factor that brings a gradient of norm `norm` within `bound` (PyTorch's `clip_grad_norm_`, eps 1e-6);
 /// `bound` 0 = off.
 pub fn clip_scale(norm: f64, bound: f64) -> f64 {
@@ -206,101 +186,15 @@ impl InplaceOp2 for AdamWOp<'_> {
         let CpuStorage::F32(parameters) = parameters else {
             candle_core::bail!("adamw: parameters must be f32");
         };
-        let (Some((a, b)), gradient) =
-            (parameters_layout.contiguous_offsets(), super::kernels::f32_slice(gradient, gradient_layout, "gradient")?)
-        else {
+        let (Some((a, b)), gradient) = (
+            parameters_layout.contiguous_offsets(),
+            crate::learner::kernels::f32_slice(gradient, gradient_layout, "gradient")?,
+        ) else {
             candle_core::bail!("adamw: parameters must be contiguous");
         };
         let mut state = self.state.lock().map_err(|_| candle_core::Error::Msg("adamw: state poisoned".into()))?;
         state
             .update(&mut parameters[a..b], gradient, self.scale, self.learning_rate, &self.config)
             .map_err(candle_core::Error::wrap)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::world::draw;
-    use proptest::prelude::*;
-
-    fn random(n: usize, purpose: &str) -> Vec<f32> {
-        let mut d = draw(5, purpose, &[]);
-        (0..n).map(|_| d.unit() as f32 - 0.5).collect()
-    }
-
-    #[test]
-    fn follows_an_f64_reference() {
-        let n = 1000;
-        let config = AdamWConfig { weight_decay: 0.1, ..AdamWConfig::default() };
-        let mut p = random(n, "p");
-        let mut reference: Vec<f64> = p.iter().map(|x| f64::from(*x)).collect();
-        let (mut m, mut v) = (vec![0f64; n], vec![0f64; n]);
-        let mut adam = AdamW::new(n);
-        for t in 1..=5 {
-            let g = random(n, &format!("g{t}"));
-            adam.update(&mut p, &g, 0.5, 0.01, &config).unwrap();
-            for i in 0..n {
-                let g = 0.5 * f64::from(g[i]);
-                reference[i] -= 0.01 * 0.1 * reference[i];
-                m[i] += (1.0 - 0.9) * (g - m[i]);
-                v[i] = 0.999 * v[i] + 0.001 * g * g;
-                let (mh, vh) = (m[i] / (1.0 - 0.9f64.powi(t)), v[i] / (1.0 - 0.999f64.powi(t)));
-                reference[i] -= 0.01 * mh / (vh.sqrt() + 1e-8);
-            }
-        }
-        for (a, b) in p.iter().zip(&reference) {
-            assert!((f64::from(*a) - b).abs() < 2e-6, "{a} {b}");
-        }
-        assert_eq!(adam.step_count(), 5);
-    }
-
-    #[test]
-    fn same_bits_for_any_thread_count() {
-        let n = 3 * BLOCK + 17;
-        let run = |threads: usize| {
-            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
-                let mut p = random(n, "p");
-                let g = random(n, "g");
-                let mut adam = AdamW::new(n);
-                let norm = grad_norm(&g);
-                adam.update(&mut p, &g, clip_scale(norm, 1.0), 1e-3, &AdamWConfig::default()).unwrap();
-                (p, adam, norm.to_bits())
-            })
-        };
-        let one = run(1);
-        assert!(one == run(2) && one == run(4));
-        let sum: f64 = random(n, "g").iter().map(|g| f64::from(*g).powi(2)).sum();
-        assert!((f64::from_bits(one.2) - sum.sqrt()).abs() < 1e-9);
-    }
-
-    #[test]
-    fn clipping_by_hand() {
-        assert_eq!(clip_scale(0.5, 1.0), 1.0);
-        assert_eq!(clip_scale(5.0, 0.0), 1.0);
-        assert!((clip_scale(5.0, 1.0) - 0.2).abs() < 1e-7);
-    }
-
-    #[test]
-    fn lengths_must_agree_and_nothing_moves_otherwise() {
-        let mut adam = AdamW::new(3);
-        let mut p = vec![1.0; 3];
-        assert!(adam.update(&mut p, &[1.0; 2], 1.0, 0.1, &AdamWConfig::default()).is_err());
-        assert_eq!((adam, p), (AdamW::new(3), vec![1.0; 3]));
-    }
-
-    proptest! {
-        #[test]
-        fn bytes_round_trip_and_every_damage_is_found(n in 0usize..40, at in 0usize..400, bit in 0u8..8) {
-            let mut adam = AdamW::new(n);
-            let mut p = random(n, "p");
-            adam.update(&mut p, &random(n, "g"), 1.0, 0.1, &AdamWConfig::default()).unwrap();
-            let mut bytes = adam.to_bytes();
-            prop_assert_eq!(&AdamW::from_bytes(&bytes).unwrap(), &adam);
-            let at = at % bytes.len();
-            prop_assert!(AdamW::from_bytes(&bytes[..at]).is_err());
-            bytes[at] ^= 1 << bit;
-            prop_assert!(AdamW::from_bytes(&bytes).is_err());
-        }
     }
 }
