@@ -56,7 +56,7 @@ impl Committer {
             count: group.events.len() as u32,
             first_seq: group.events.first().map_or(0, |e| e.seq),
             body_len: 0,
-            body_crc: 0,
+            body_crc: group.crc,
             prev: group.prev,
         };
         let (segment, offset, header) = self.journal.append_record(header, &mut group.record)?;

@@ -137,13 +137,14 @@ impl Journal {
 
     /// Appends one record and returns where it stands once it is durable. The header's journal, epoch,
     /// number, body length and checksum are filled in here.
-    pub(crate) fn append(&mut self, header: RecordHeader, body: &[u8]) -> Result<(u64, u64, RecordHeader)> {
+    pub(crate) fn append(&mut self, mut header: RecordHeader, body: &[u8]) -> Result<(u64, u64, RecordHeader)> {
+        header.body_crc = crc32c::crc32c(body);
         let mut record = vec![0; RECORD_HEADER];
         record.extend_from_slice(body);
         self.append_record(header, &mut record)
     }
 
-    /// The same for a body that stands behind room for the header.
+    /// The same for a body that stands behind room for the header, whose checksum the header has already.
     pub(crate) fn append_record(
         &mut self,
         mut header: RecordHeader,
@@ -157,7 +158,6 @@ impl Journal {
         header.epoch = self.epoch;
         header.number = self.next_record;
         header.body_len = body.len() as u32;
-        header.body_crc = crc32c::crc32c(body);
         head.copy_from_slice(&header.encode());
         let path = self.segments.path(self.segment);
         let writable = self.faults.torn(bytes.len());

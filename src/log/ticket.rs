@@ -46,7 +46,7 @@ impl Drop for Promise {
     }
 }
 
-/// The promise of an append: waits for its durability.
+/// The promise of an append: waits for its durability. Keeps the events of its group commit in memory until it is dropped.
 #[derive(Debug, Clone)]
 pub struct Ticket {
     outcome: Arc<Outcome>,

@@ -6,10 +6,10 @@ use super::error::{Error, Result};
 use super::record::{self, RECORD_HEADER};
 use super::sled_store::SledStore;
 use super::survey::{Piece, Survey, Whole, survey};
-use super::{BranchId, EventAt, MAIN, blob, snapshot};
+use super::{BranchId, EventAt, MAIN, Reader, blob, snapshot};
 use crate::event::digest::{Digest, FactsDigest};
 use crate::event::{codec, frame};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Tries of 20 ms to get at a sled copy that may be in use.
@@ -168,6 +168,9 @@ pub fn verify(dir: &Path) -> Result<Report> {
         contents.check(dir, &survey, record)?;
     }
     findings.append(&mut contents.findings);
+    if survey.holes.is_empty() && survey.segments > 0 {
+        check_forks(dir, &survey, &mut findings)?;
+    }
     let sled = compare_sled(dir, &survey, &mut findings)?;
     for (path, what) in snapshot::damaged(dir)? {
         findings.push(Finding { path, offset: None, event: None, what, remedy: DELETE });
@@ -188,6 +191,30 @@ pub fn verify(dir: &Path) -> Result<Report> {
         sled,
         findings,
     })
+}
+
+/// Whether the first record of every fork links to the event it was forked at.
+fn check_forks(dir: &Path, survey: &Survey, findings: &mut Vec<Finding>) -> Result<()> {
+    let mut first: BTreeMap<BranchId, &Whole> = BTreeMap::new();
+    for record in whole(survey) {
+        first.entry(record.header.branch).or_insert(record);
+    }
+    let reader = match Reader::open(dir) {
+        Ok(reader) => reader,
+        // What keeps it from being read was found already.
+        Err(_) if !findings.is_empty() => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for (&branch, fork) in survey.branches.forks() {
+        let Some(record) = first.get(&branch).filter(|r| r.header.first_seq == fork.at + 1) else { continue };
+        if reader.digest(branch, fork.at)? != record.header.prev {
+            let event = (branch, fork.at + 1);
+            let what = format!("event {}:{} does not link to the event it was forked at", event.0, event.1);
+            let (path, offset) = (survey.files.path(record.segment), Some(record.offset));
+            findings.push(Finding { path, offset, event: Some(event), what, remedy: REPAIR });
+        }
+    }
+    Ok(())
 }
 
 fn whole(survey: &Survey) -> impl Iterator<Item = &Whole> {

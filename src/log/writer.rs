@@ -30,6 +30,8 @@ pub(crate) struct Group {
     /// Room for the record's header, then the frames.
     pub record: Vec<u8>,
     pub events: Vec<Framed>,
+    /// crc32c of the frames, once it is closed.
+    pub crc: u32,
     pub promise: Promise,
     /// Length of its events.
     bytes: usize,
@@ -79,6 +81,7 @@ impl Queue {
     fn close(&mut self) {
         if let Some(group) = self.groups.back_mut().filter(|g| !g.closed) {
             group.closed = true;
+            group.crc = crc32c::crc32c(group.body());
             let last = group.events.last().map_or(0, |e| e.seq);
             self.heads.insert(group.branch, (last, Digest::of(group.body())));
         }
@@ -267,6 +270,7 @@ impl Writer {
             prev,
             record,
             events: Vec::with_capacity(self.shared.group_events.min(256)),
+            crc: 0,
             promise: Promise::default(),
             bytes: 0,
             deadline: Instant::now() + self.shared.group_wait,

@@ -220,3 +220,39 @@ fn gc_removes_what_nothing_needs_and_says_so() {
     std::fs::remove_dir_all(&snapshots).unwrap();
     assert!(verify(dir.path()).unwrap().is_ok());
 }
+
+/// A fork whose first record has checksums that hold, but another event before it than the one it was forked at.
+#[test]
+fn a_fork_that_does_not_link_is_found() {
+    use crate::event::frame;
+    use crate::log::record::RECORD_HEADER;
+    let dir = tempfile::tempdir().unwrap();
+    let (log, kept, _) = undone(dir.path());
+    drop(log);
+    assert_eq!(verify(dir.path()).unwrap().findings, []);
+    let record = *Reader::open(dir.path()).unwrap().records().iter().find(|r| r.header.branch == kept).unwrap();
+    let path = segment(dir.path(), record.segment);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let (mut header, at) = (record.header, record.offset as usize);
+    header.prev = Digest([9; 32]);
+    let body = &mut bytes[at + RECORD_HEADER..][..header.body_len as usize];
+    body[32..64].fill(9);
+    assert_eq!(header.count, 1);
+    let crc = crc32c::crc32c_append(crc32c::crc32c(&body[..68]), &body[frame::HEADER_LEN..]);
+    body[68..72].copy_from_slice(&crc.to_le_bytes());
+    header.body_crc = crc32c::crc32c(body);
+    bytes[at..at + RECORD_HEADER].copy_from_slice(&header.encode());
+    std::fs::write(&path, bytes).unwrap();
+    let report = verify(dir.path()).unwrap();
+    let [found] = report.findings.as_slice() else { panic!("{:?}", report.findings) };
+    assert_eq!((found.event, found.offset), (Some((kept, 9)), Some(record.offset)));
+    assert!(found.what.contains("does not link to the event it was forked at"), "{}", found.what);
+    // Reading across the fork finds it as well, and so does whoever is sent the run.
+    let read: std::result::Result<Vec<Stamped>, _> = Reader::open(dir.path()).unwrap().read(kept, 1).unwrap().collect();
+    assert!(read.unwrap_err().to_string().contains("does not link"));
+    let mut stream = Vec::new();
+    export(dir.path(), &mut stream, &mut |_, _| {}).unwrap();
+    let copy = dir.path().join("copy");
+    assert!(matches!(import(&mut stream.as_slice(), &copy, &mut |_| {}), Err(Error::Stream { .. })));
+    assert!(!copy.exists());
+}
