@@ -53,6 +53,7 @@ fn groups(vocabulary: usize, tokens: usize) -> Vec<GroupRollouts> {
         prompt_len: 64,
         sampled: vec![(64, each)],
         logprobs: vec![-11.0; each as usize],
+        sampling_logprobs: Vec::new(),
         actions: Vec::new(),
         env_steps: 1,
         reward: Reward::Scored(f64::from(k % 2)),

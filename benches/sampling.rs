@@ -128,7 +128,7 @@ fn playing(c: &mut Criterion) {
             let id = format!("t{}", i / 8);
             let key = RolloutKey { step: 1, task: id.clone(), draw: 0, k: i % 8 };
             let group = i as usize / 8;
-            EpisodeJob { task: task(&id), key, group, temperature: 0.9, top_p: 1.0, seed: 1, label: "bench".into() }
+            EpisodeJob { task: task(&id), key, group, sampling: Sampling::at(0.9), seed: 1, label: "bench".into() }
         })
         .collect();
     let stats = play(&agent, &jobs, 64);

@@ -78,6 +78,7 @@ fn rollouts(c: &ModelConfig, groups: usize, k: usize, prompt: usize, response: u
             prompt_len: prompt as u32,
             sampled: vec![(prompt as u32, response as u32)],
             logprobs: vec![-7.0; response],
+            sampling_logprobs: Vec::new(),
             actions: Vec::new(),
             env_steps: 1,
             reward: Reward::Scored((k % 2) as f64),

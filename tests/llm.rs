@@ -488,10 +488,9 @@ fn what_was_admitted_can_be_solved_by_its_own_solution() {
 }
 
 fn solve(task: &TaskSpec) -> coevolve::event::Reward {
-    use coevolve::agent::{Agent, EpisodeJob, InlineHands, Limits};
+    use coevolve::agent::{Agent, EpisodeJob, InlineHands, Limits, Sampling};
     let key = coevolve::event::RolloutKey { step: 0, task: task.id.clone(), draw: 0, k: 0 };
-    let job =
-        EpisodeJob { task: task.clone(), key, group: 0, temperature: 0.0, top_p: 1.0, seed: 0, label: "t".into() };
+    let job = EpisodeJob { task: task.clone(), key, group: 0, sampling: Sampling::at(0.0), seed: 0, label: "t".into() };
     let mut rewards = Vec::new();
     let mut hands = InlineHands::new(Arc::new(Desk::default()));
     ReferenceAgent::new()

@@ -17,7 +17,7 @@ fn jobs(split: &str, tasks: usize, size: u32) -> Vec<EpisodeJob> {
         for k in 0..size {
             let key = RolloutKey { step: 1, task: task.id.clone(), draw: 0, k };
             let task = task.clone();
-            jobs.push(EpisodeJob { task, key, group, temperature: 1.0, top_p: 1.0, seed: 4, label: split.into() });
+            jobs.push(EpisodeJob { task, key, group, sampling: Sampling::at(1.0), seed: 4, label: split.into() });
         }
     }
     jobs

@@ -107,20 +107,11 @@ impl Agent for PolicyAgent {
     }
 }
 
-/// Temperatures in which f32 arithmetic is safe.
-const MIN_TEMPERATURE: f32 = 1e-3;
-const MAX_TEMPERATURE: f32 = 1e3;
-
 fn check(job: &EpisodeJob) -> Result<(), AgentError> {
-    let wrong = |what: String| Err(AgentError::Job { episode: job.episode(), what });
-    if job.temperature != 0.0 && !(MIN_TEMPERATURE..=MAX_TEMPERATURE).contains(&job.temperature) {
-        let (t, min, max) = (job.temperature, MIN_TEMPERATURE, MAX_TEMPERATURE);
-        return wrong(format!("temperature {t} is neither 0 nor in [{min}, {max}]"));
+    match job.sampling.fault() {
+        Some(what) => Err(AgentError::Job { episode: job.episode(), what }),
+        None => Ok(()),
     }
-    if !(job.top_p > 0.0 && job.top_p <= 1.0) {
-        return wrong(format!("top_p {} is not in (0, 1]", job.top_p));
-    }
-    Ok(())
 }
 
 /// An episode in flight.
@@ -394,15 +385,14 @@ impl Engine<'_> {
         done: &mut dyn FnMut(usize, EpisodeRecord),
     ) -> Result<(), AgentError> {
         let Some(slot) = self.slots.get_mut(&index) else { return Ok(()) };
-        let job = slot.episode.job();
-        let (temperature, top_p) = (job.temperature, job.top_p);
-        let unit = if temperature > 0.0 { slot.draw.unit() } else { 0.0 };
-        let choice = self.chooser.choose(logits, temperature, top_p, unit).map_err(|_| AgentError::NonFinite {
+        let sampling = slot.episode.job().sampling;
+        let unit = if sampling.temperature > 0.0 { slot.draw.unit() } else { 0.0 };
+        let choice = self.chooser.choose(logits, &sampling, unit).map_err(|_| AgentError::NonFinite {
             episode: slot.episode.job().episode(),
             position: slot.episode.ids().len(),
         })?;
         self.stats.sampled_tokens += 1;
-        let next = slot.episode.sampled(choice.id, choice.logprob)?;
+        let next = slot.episode.sampled(choice.id, choice.logprob, choice.sampling_logprob)?;
         self.follow(index, next, done)
     }
 

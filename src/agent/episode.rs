@@ -70,6 +70,7 @@ pub struct Episode {
     prompt_len: usize,
     runs: Vec<(u32, u32)>,
     logprobs: Vec<f32>,
+    sampling_logprobs: Vec<f32>,
     actions: Vec<Action>,
     /// Where the reply that is being sampled starts in `ids`.
     reply_start: usize,
@@ -100,6 +101,7 @@ impl Episode {
             prompt_len: 0,
             runs: Vec::new(),
             logprobs: Vec::new(),
+            sampling_logprobs: Vec::new(),
             actions: Vec::new(),
             reply_start: 0,
             notes: Vec::new(),
@@ -155,8 +157,8 @@ impl Episode {
         self.sampling_us += micros;
     }
 
-    /// Takes a sampled token with its log-prob.
-    pub fn sampled(&mut self, id: u32, logprob: f32) -> Result<Next, AgentError> {
+    /// Takes a sampled token with its log-probs in the full distribution and in the one it was sampled from.
+    pub fn sampled(&mut self, id: u32, logprob: f32, sampling_logprob: f32) -> Result<Next, AgentError> {
         if self.phase != Phase::Sampling {
             return Err(self.out_of_turn("a sampled token"));
         }
@@ -167,6 +169,9 @@ impl Episode {
         }
         self.ids.push(id);
         self.logprobs.push(logprob);
+        if self.job.sampling.truncates() {
+            self.sampling_logprobs.push(sampling_logprob);
+        }
         if self.dialect.is_stop(id) {
             return self.message_ended();
         }
@@ -218,6 +223,7 @@ impl Episode {
             prompt_len: self.prompt_len as u32,
             sampled: self.runs,
             logprobs: self.logprobs,
+            sampling_logprobs: self.sampling_logprobs,
             actions: self.actions,
             env_steps: self.env_steps,
             reward: self.reward.unwrap_or_else(|| Reward::Unscored("the episode was not finished".to_string())),

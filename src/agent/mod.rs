@@ -42,6 +42,7 @@ pub use engine::{Decode, Policy, PolicyAgent};
 pub use episode::{Episode, Next};
 pub use hands::{Answer, Hands, InlineHands, Op, Reply};
 pub use network::ModelPolicy;
+pub use sample::Sampling;
 pub use scripted::ScriptedAgent;
 
 use crate::event::{Action, EndReason, Reward, RolloutFinished, RolloutKey, TaskSpec};
@@ -55,10 +56,8 @@ pub struct EpisodeJob {
     pub key: RolloutKey,
     /// Jobs with the same number share their prompt (the K rollouts of a group).
     pub group: usize,
-    /// Sampling temperature; 0 = most probable token, lowest id on ties.
-    pub temperature: f32,
-    /// Nucleus mass in (0, 1]; 1 = off.
-    pub top_p: f32,
+    /// From which distribution its tokens are sampled.
+    pub sampling: Sampling,
     /// Master seed of the run.
     pub seed: u64,
     /// What the episode is for, e.g. `train` or `test-normal`; part of the label the environment sees,
@@ -92,8 +91,10 @@ pub struct EpisodeRecord {
     pub prompt_len: u32,
     /// Runs (start, length) of sampled tokens in `ids`; sorted, disjoint.
     pub sampled: Vec<(u32, u32)>,
-    /// Natural log-prob of each sampled token, in order of `sampled`.
+    /// Natural log-prob of each sampled token in the full distribution, in order of `sampled`.
     pub logprobs: Vec<f32>,
+    /// The same in the distribution that was sampled from; empty where that is the full one.
+    pub sampling_logprobs: Vec<f32>,
     /// What happened, for reading.
     pub actions: Vec<Action>,
     /// Environment steps taken.
@@ -118,6 +119,7 @@ impl EpisodeRecord {
             prompt_len: self.prompt_len,
             sampled: self.sampled,
             logprobs: self.logprobs,
+            sampling_logprobs: self.sampling_logprobs,
             actions: self.actions,
             env_steps: self.env_steps,
             reward: self.reward,

@@ -52,7 +52,9 @@ fn agent(family: &str) -> PolicyAgent {
 }
 
 fn jobs() -> Vec<EpisodeJob> {
-    (0..32).map(|i| EpisodeJob { temperature: 0.9, ..job(&format!("t{}", i / 8), i % 8, i as usize / 8) }).collect()
+    (0..32)
+        .map(|i| EpisodeJob { sampling: Sampling::at(0.9), ..job(&format!("t{}", i / 8), i % 8, i as usize / 8) })
+        .collect()
 }
 
 #[test]

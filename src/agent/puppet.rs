@@ -121,7 +121,8 @@ fn utter(
     ids.push(dialect.stop());
     let mut next = Next::Token;
     for id in ids {
-        next = episode.sampled(id, mind.logprob())?;
+        let logprob = mind.logprob();
+        next = episode.sampled(id, logprob, logprob)?;
         stats.sampled_tokens += 1;
         if next != Next::Token {
             break;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::dialect::{ByteDialect, written};
 use super::engine::{Decode, Policy};
 use super::hands::{Hands, Op, Reply};
-use super::{AgentError, EpisodeJob, EpisodeRecord};
+use super::{AgentError, EpisodeJob, EpisodeRecord, Sampling};
 use crate::env::*;
 use crate::event::{Missing, Reward, RolloutKey, TaskSpec, ToolCall, TurnSpec};
 use crate::world::{Draw, draw};
@@ -49,8 +49,7 @@ pub fn job(id: &str, k: u32, group: usize) -> EpisodeJob {
         task: task(id),
         key: RolloutKey { step: 1, task: id.into(), draw: 0, k },
         group,
-        temperature: 1.0,
-        top_p: 1.0,
+        sampling: Sampling::at(1.0),
         seed: 11,
         label: "train".into(),
     }

@@ -33,7 +33,7 @@ fn say(episode: &mut Episode, text: &str) -> Next {
     let mut next = Next::Token;
     for (i, id) in bytes(text).into_iter().chain([256]).enumerate() {
         assert_eq!(next, Next::Token);
-        next = episode.sampled(id, -(i as f32)).unwrap();
+        next = episode.sampled(id, -(i as f32), -(i as f32)).unwrap();
     }
     next
 }
@@ -140,7 +140,7 @@ fn token_limits() {
     assert_eq!(say(&mut episode, "ab"), Next::Op(Op::EndTurn("ab".into())));
     let (mut episode, _) = opened(Limits { turn_tokens: 3, ..Limits::default() });
     for (id, next) in [(97, Next::Token), (98, Next::Token), (99, Next::Finished)] {
-        assert_eq!(episode.sampled(id, 0.0).unwrap(), next);
+        assert_eq!(episode.sampled(id, 0.0, 0.0).unwrap(), next);
     }
     let record = episode.into_record();
     assert_eq!(
@@ -149,8 +149,8 @@ fn token_limits() {
     );
     // The context: prompt 5, room for 2.
     let (mut episode, _) = opened(Limits { context_tokens: 7, ..Limits::default() });
-    assert_eq!(episode.sampled(97, 0.0).unwrap(), Next::Token);
-    assert_eq!(episode.sampled(98, 0.0).unwrap(), Next::Finished);
+    assert_eq!(episode.sampled(97, 0.0, 0.0).unwrap(), Next::Token);
+    assert_eq!(episode.sampled(98, 0.0, 0.0).unwrap(), Next::Finished);
     // A prompt that leaves no room: nothing is sampled.
     let (episode, next) = opened(Limits { context_tokens: 5, ..Limits::default() });
     assert_eq!(next, Next::Finished);
@@ -231,7 +231,7 @@ fn replies_out_of_turn_are_errors() {
     let (mut episode, _) = opened(Limits::default());
     assert!(matches!(episode.reply(results(&["r"])), Err(AgentError::OutOfTurn { .. })));
     say(&mut episode, CALL);
-    assert!(matches!(episode.sampled(1, 0.0), Err(AgentError::OutOfTurn { .. })));
+    assert!(matches!(episode.sampled(1, 0.0, 0.0), Err(AgentError::OutOfTurn { .. })));
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn pieces_of_long_prompts_do_not_change_what_is_fed() {
 
 #[test]
 fn temperature_zero_ignores_the_draws() {
-    let greedy = |seed, k| EpisodeJob { seed, temperature: 0.0, ..job("t", k, 0) };
+    let greedy = |seed, k| EpisodeJob { seed, sampling: Sampling::at(0.0), ..job("t", k, 0) };
     let limits = Limits::default();
     let a = play(&agent(), &toy(), &[greedy(1, 0), greedy(1, 1)], &limits).0;
     let b = play(&agent(), &toy(), &[greedy(2, 0)], &limits).0;
@@ -326,10 +326,19 @@ fn the_models_own_context_bounds_the_episode() {
 #[test]
 fn jobs_that_make_no_sense_are_refused() {
     let limits = Limits::default();
-    for (temperature, top_p) in
-        [(-1.0, 1.0), (f32::NAN, 1.0), (1e-30, 1.0), (f32::INFINITY, 1.0), (1.0, 0.0), (1.0, 1.5), (1.0, f32::NAN)]
-    {
-        let bad = EpisodeJob { temperature, top_p, ..job("t", 0, 0) };
+    for (temperature, top_p, min_p) in [
+        (-1.0, 1.0, 0.0),
+        (f32::NAN, 1.0, 0.0),
+        (1e-30, 1.0, 0.0),
+        (f32::INFINITY, 1.0, 0.0),
+        (1.0, 0.0, 0.0),
+        (1.0, 1.5, 0.0),
+        (1.0, f32::NAN, 0.0),
+        (1.0, 1.0, 1.0),
+        (1.0, 1.0, -0.5),
+        (1.0, 1.0, f32::NAN),
+    ] {
+        let bad = EpisodeJob { sampling: Sampling { temperature, top_k: 0, top_p, min_p }, ..job("t", 0, 0) };
         let mut hands = InlineHands::new(Arc::new(toy()));
         let result = agent().play(&mut hands, &[bad], &limits, &mut |_, _| panic!("played"));
         assert!(matches!(result, Err(AgentError::Job { .. })));
@@ -443,7 +452,7 @@ proptest! {
                 prop_assert!(episode.ids().starts_with(&before));
             }
             if next == Next::Finished { break; }
-            next = episode.sampled(id, -0.5).unwrap();
+            next = episode.sampled(id, -0.5, -0.5).unwrap();
             fed.push(id);
         }
         let record = episode.into_record();

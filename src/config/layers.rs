@@ -271,6 +271,7 @@ fn in_range(s: &Settings) -> Result<(), SettingsError> {
         ("policy.lora_alpha", s.policy.lora_alpha, SOME, 1e6),
         ("batch.temperature", s.batch.temperature, 1e-3, 100.0),
         ("batch.top_p", s.batch.top_p, 1e-3, 1.0),
+        ("batch.min_p", s.batch.min_p, 0.0, 0.999),
         ("batch.fresh_share", s.batch.fresh_share, 0.0, 1.0),
         ("learner.learning_rate", s.learner.learning_rate, 0.0, 10.0),
         ("learner.advantage_eps", s.learner.advantage_eps, 0.0, 1.0),

@@ -78,7 +78,9 @@ settings! {
         tasks: u32 = 32, "groups", "Tasks drawn for a step.";
         group: u32 = 8, "rollouts", "Rollouts of a group, K.";
         temperature: f64 = 0.9, "temperature", "Sampling temperature in training; the trainer's log-probs use it too.";
-        top_p: f64 = 1.0, "probability mass", "Nucleus sampling; 1 = off. Below 1 the sampler's distribution is not the one the trainer's log-probs are of.";
+        top_p: f64 = 1.0, "probability mass", "Nucleus sampling; 1 = off. With top_p, top_k or min_p the sampler's distribution is not the one the trainer's log-probs are of; rollouts hold the log-probs of both.";
+        top_k: u32 = 0, "tokens", "Sample from so many of the most probable tokens; 0 = off.";
+        min_p: f64 = 0.0, "share of the most probable token's probability", "Sample from tokens with at least this share; 0 = off.";
         fresh_share: f64 = 0.5, "share of the batch", "At most this share is kept for tasks admitted since they were last drawn.";
     }
     /// Bounds of an episode.

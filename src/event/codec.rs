@@ -5,7 +5,7 @@
 //! turns it into the newest one with `From` (`schema/README.md` has the recipe).
 
 use super::view::View;
-use super::{Event, Kind, Meta, v1};
+use super::{Event, Kind, Meta, v1, v2};
 use rkyv::rancor;
 
 /// Version of [`Meta`] that is written.
@@ -13,7 +13,7 @@ pub const META_VERSION: u16 = 1;
 
 // sled values and frames inside records are not aligned: archived integers must be readable anywhere.
 const _: () = assert!(std::mem::align_of::<rkyv::Archived<u64>>() == 1);
-const _: () = assert!(std::mem::align_of::<rkyv::Archived<v1::RolloutFinished>>() == 1);
+const _: () = assert!(std::mem::align_of::<rkyv::Archived<v2::RolloutFinished>>() == 1);
 
 /// Why bytes are not an event, or an event cannot become bytes.
 #[derive(thiserror::Error, Debug, Clone, PartialEq, Eq)]
@@ -130,8 +130,8 @@ pub(super) use codec;
 codec! {
     RunStarted: newest 1, 1 => v1::RunStarted;
     TaskAdmitted: newest 1, 1 => v1::TaskAdmitted;
-    BatchPlanned: newest 1, 1 => v1::BatchPlanned;
-    RolloutFinished: newest 1, 1 => v1::RolloutFinished;
+    BatchPlanned: newest 2, 1 => v1::BatchPlanned, 2 => v2::BatchPlanned;
+    RolloutFinished: newest 2, 1 => v1::RolloutFinished, 2 => v2::RolloutFinished;
     SignalRaised: newest 1, 1 => v1::SignalRaised;
     GradientStepTaken: newest 1, 1 => v1::GradientStepTaken;
     StepSkipped: newest 1, 1 => v1::StepSkipped;

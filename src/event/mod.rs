@@ -1,8 +1,7 @@
 //! What happened: one past-tense event per fact, and the frame that carries it.
 //!
-//! The native structs *are* the newest frozen ones ([`v1`] so far): code makes them, the codec writes
-//! them, folds read them where they lie ([`view`]). When a kind gets a version 2 the alias here moves on and the
-//! old struct gets an upcast.
+//! The native structs *are* the newest frozen ones ([`v1`], and [`v2`] of the kinds that have one): code makes them, the
+//! codec writes them, folds read them where they lie ([`view`]). Older ones are brought there by an upcast.
 
 pub mod codec;
 pub mod digest;
@@ -16,9 +15,11 @@ pub(crate) mod samples;
 #[cfg(test)]
 mod tests;
 pub mod v1;
+pub mod v2;
 pub mod view;
 
 pub use v1::*;
+pub use v2::{ArchivedBatchPlanned, ArchivedRolloutFinished, BatchPlanned, RolloutFinished};
 
 /// Observations about an event that are not facts: they differ between two equal runs.
 #[derive(
@@ -87,9 +88,9 @@ events! {
     RunStarted = 1, "run_started", fact true;
     /// See [`v1::TaskAdmitted`].
     TaskAdmitted = 2, "task_admitted", fact true;
-    /// See [`v1::BatchPlanned`].
+    /// See [`v2::BatchPlanned`].
     BatchPlanned = 3, "batch_planned", fact true;
-    /// See [`v1::RolloutFinished`].
+    /// See [`v2::RolloutFinished`].
     RolloutFinished = 4, "rollout_finished", fact true;
     /// See [`v1::SignalRaised`].
     SignalRaised = 5, "signal_raised", fact true;

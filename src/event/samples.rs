@@ -65,7 +65,9 @@ pub fn all() -> Vec<Event> {
             groups: vec![("t-4f1c".into(), 0), ("t-4f1c".into(), 1)],
             group_size: 8,
             temperature: 0.9,
-            top_p: 1.0,
+            top_p: 0.75,
+            top_k: 40,
+            min_p: 0.0625,
         }
         .into(),
         RolloutFinished {
@@ -75,6 +77,7 @@ pub fn all() -> Vec<Event> {
             prompt_len: 2,
             sampled: vec![(2, 2)],
             logprobs: vec![-0.125, -13.5],
+            sampling_logprobs: vec![-0.0625, -12.25],
             actions: vec![Action {
                 turn: 0,
                 text: "<tool_call>".into(),
@@ -204,5 +207,12 @@ pub fn all() -> Vec<Event> {
 
 /// What the golden bytes of an older version must have become: the event in today's struct, by hand.
 pub fn upcast(kind: Kind, version: u16) -> Event {
-    panic!("{kind:?} version {version} is older than the newest one: write here what its golden bytes are now")
+    let newest = all().into_iter().find(|e| e.kind() == kind).expect("a sample of every kind");
+    match (newest, version) {
+        (Event::BatchPlanned(e), 1) => BatchPlanned { top_p: 1.0, top_k: 0, min_p: 0.0, ..e }.into(),
+        (Event::RolloutFinished(e), 1) => RolloutFinished { sampling_logprobs: Vec::new(), ..e }.into(),
+        _ => {
+            panic!("{kind:?} version {version} is older than the newest one: write here what its golden bytes are now")
+        }
+    }
 }

@@ -350,6 +350,7 @@ fn any_event() -> impl Strategy<Value = Event> {
                 ids,
                 prompt_len,
                 sampled,
+                sampling_logprobs: logprobs.iter().map(|l| l / 2.0).collect(),
                 logprobs,
                 actions,
                 env_steps,

@@ -17,7 +17,6 @@ macro_rules! frozen {
         pub struct $name { $($(#[$fmeta])* pub $field: $ty),* }
     )*};
 }
-#[cfg_attr(not(test), expect(unused_imports, reason = "for the first v2.rs, and for the test of its recipe"))]
 pub(super) use frozen;
 
 /// Which rollout: the field's four coordinates, also the canonical order of facts.

@@ -6,7 +6,7 @@
 
 use super::procedural::{PlanSource, Procedural};
 use super::{Context, ExploreError, Explorer, Intent};
-use crate::agent::{Agent, EpisodeJob, InlineHands, Limits};
+use crate::agent::{Agent, EpisodeJob, InlineHands, Limits, Sampling};
 use crate::decide::admission::Belonging;
 use crate::env::{Environment, Executed, ToolDef};
 use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutKey, TaskSpec, ToolCall};
@@ -54,8 +54,7 @@ impl PlanSource for Plays {
             task: TaskSpec { base: ground.base.clone(), ..task.clone() },
             key: RolloutKey { step: 0, task: format!("{}/{}", context.spec.id, task.id), draw: round, k: 0 },
             group: 0,
-            temperature: 1.0,
-            top_p: 1.0,
+            sampling: Sampling::at(1.0),
             seed: context.seed,
             label: "explore".into(),
         };

@@ -4,7 +4,7 @@
 //! [`crate::decide::admission`]'s.
 
 use super::{ExploreError, Explorer};
-use crate::agent::{Agent, EchoAgent, EpisodeJob, InlineHands, Limits, NoopAgent, RandomAgent};
+use crate::agent::{Agent, EchoAgent, EpisodeJob, InlineHands, Limits, NoopAgent, RandomAgent, Sampling};
 use crate::decide::admission::{self, Admission, AdmissionConfig, Execution};
 use crate::decide::similarity::NoveltyIndex;
 use crate::env::{EnvError, Environment, Executed, Session};
@@ -148,8 +148,7 @@ fn play_baselines(
             task: draft.task.clone(),
             key: key.clone(),
             group: 0,
-            temperature: 1.0,
-            top_p: 1.0,
+            sampling: Sampling::at(1.0),
             seed,
             label: format!("{}-{name}", draft.draft),
         };

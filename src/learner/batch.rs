@@ -57,7 +57,7 @@ pub struct MicroBatch {
     pub weights: Vec<f64>,
     /// Start of each row's tokens, plus their number at the end.
     pub offsets: Vec<usize>,
-    /// Log-prob of each token as the sampler reported it.
+    /// Log-prob of each token in the distribution that the sampler sampled from.
     pub logp_sampler: Vec<f32>,
 }
 
@@ -134,8 +134,10 @@ fn targets(rollout: &RolloutFinished) -> Result<Vec<(u32, u32)>, LearnerError> {
         end = to;
         targets.extend((start..start + length).map(|p| (p - 1, rollout.ids[p as usize])));
     }
-    if targets.len() != rollout.logprobs.len() {
-        return Err(fault(format!("{} sampled tokens but {} log-probs", targets.len(), rollout.logprobs.len())));
+    for logprobs in [&rollout.logprobs[..], rollout.sampled_under()] {
+        if targets.len() != logprobs.len() {
+            return Err(fault(format!("{} sampled tokens but {} log-probs", targets.len(), logprobs.len())));
+        }
     }
     Ok(targets)
 }
@@ -181,7 +183,7 @@ fn update(groups: &[Vec<Row<'_>>], config: &LearnerConfig) -> Result<UpdateBatch
                     m.keys.push(row.rollout.key.clone());
                     m.advantages.push(row.advantage as f32);
                     m.weights.push(weights[*index]);
-                    m.logp_sampler.extend_from_slice(&row.rollout.logprobs);
+                    m.logp_sampler.extend_from_slice(row.rollout.sampled_under());
                     m.offsets.push(m.logp_sampler.len());
                 }
             }
@@ -255,6 +257,7 @@ mod tests {
             prompt_len: 3,
             sampled: vec![(3, 2), (6, 1)],
             logprobs: vec![-0.1, -0.2, -0.3],
+            sampling_logprobs: Vec::new(),
             actions: Vec::new(),
             env_steps: 1,
             reward: Reward::Scored(1.0),

@@ -143,6 +143,7 @@ pub fn rollout(step: u32, task: &str, k: u32, vocab: usize, reward: Reward) -> R
         prompt_len: 4,
         sampled,
         logprobs: (0..count).map(|_| -1.0 - d.unit() as f32).collect(),
+        sampling_logprobs: Vec::new(),
         ids,
         actions: Vec::new(),
         env_steps: 1,

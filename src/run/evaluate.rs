@@ -2,7 +2,7 @@
 
 use super::setup::{limits, play_plan};
 use super::{Observer, Progress, Run, RunError};
-use crate::agent::{Agent, EpisodeJob};
+use crate::agent::{Agent, EpisodeJob, Sampling};
 use crate::env::Environment;
 use crate::event::{EvaluationFinished, Reward, RolloutKey, TaskSpec};
 use crate::pipeline::{Latencies, Plan, play};
@@ -27,8 +27,7 @@ pub fn evaluate_split(
                 task: task.clone(),
                 key: RolloutKey { step: 0, task: task.id.clone(), draw: 0, k: 0 },
                 group,
-                temperature: 0.0,
-                top_p: 1.0,
+                sampling: Sampling::at(0.0),
                 seed,
                 label: split.to_string(),
             }]

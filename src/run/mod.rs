@@ -238,6 +238,8 @@ impl Run {
             group_size: batch.group,
             temperature: batch.temperature as f32,
             top_p: batch.top_p as f32,
+            top_k: batch.top_k,
+            min_p: batch.min_p as f32,
         };
         self.ledger.record(plan.clone(), 0)?;
         Ok(plan)

@@ -2,7 +2,7 @@
 
 use super::setup::{limits, play_plan};
 use super::{Observer, Progress, Run, RunError};
-use crate::agent::EpisodeJob;
+use crate::agent::{EpisodeJob, Sampling};
 use crate::event::{BatchPlanned, FailureNoted, Reward, RolloutKey};
 use crate::pipeline::play;
 use crate::world::Stopwatch;
@@ -29,8 +29,12 @@ impl Run {
                     task: entry.task.clone(),
                     key,
                     group: index,
-                    temperature: plan.temperature,
-                    top_p: plan.top_p,
+                    sampling: Sampling {
+                        temperature: plan.temperature,
+                        top_k: plan.top_k,
+                        top_p: plan.top_p,
+                        min_p: plan.min_p,
+                    },
                     seed: self.settings.run.seed,
                     label: "train".into(),
                 })

@@ -103,6 +103,7 @@ fn rollout(key: RolloutKey, seed: u64) -> RolloutFinished {
         prompt_len: prompt,
         sampled: vec![(prompt, sampled)],
         logprobs: (0..sampled).map(|i| -0.01 * i as f32).collect(),
+        sampling_logprobs: Vec::new(),
         env_steps: calls.len() as u32,
         actions: vec![Action { turn: 0, text: String::new(), results: vec!["ok".into(); calls.len()], calls }],
         reward: Reward::Scored(f64::from(u8::from(score))),
@@ -138,6 +139,8 @@ impl Writer {
             group_size: GROUP_SIZE,
             temperature: 1.0,
             top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
         });
         let mut keys: Vec<RolloutKey> = groups
             .iter()

@@ -32,6 +32,7 @@ fn rollout(step: u32, k: u32, score: f64) -> Event {
         prompt_len: 0,
         sampled: vec![],
         logprobs: vec![],
+        sampling_logprobs: Vec::new(),
         actions: vec![],
         env_steps: 1,
         reward: Reward::Scored(score),
@@ -77,6 +78,8 @@ fn synthetic() -> Dynamics {
             group_size: 4,
             temperature: 0.9,
             top_p: 1.0,
+            top_k: 0,
+            min_p: 0.0,
         }
         .into(),
     );

@@ -54,6 +54,8 @@ pub fn planned(step: u32, tasks: &[&str], group_size: u32) -> Event {
         group_size,
         temperature: 0.9,
         top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
     }
     .into()
 }
@@ -67,6 +69,7 @@ pub fn rollout(key: RolloutKey, score: Option<f64>, calls: &[&str]) -> Event {
         prompt_len: 2,
         sampled: vec![(2, 2)],
         logprobs: vec![-0.5, -0.25],
+        sampling_logprobs: Vec::new(),
         actions: vec![Action {
             turn: 0,
             text: "t".into(),

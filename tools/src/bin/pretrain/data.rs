@@ -2,7 +2,7 @@
 //! rollouts, so that ids and masks are those of rollouts.
 
 use coevolve::agent::puppet::{self, Mind, Utterance};
-use coevolve::agent::{Dialect, Episode, EpisodeJob, InlineHands, Limits};
+use coevolve::agent::{Dialect, Episode, EpisodeJob, InlineHands, Limits, Sampling};
 use coevolve::config::Settings;
 use coevolve::env::desk::habits::{Spoken, demonstration};
 use coevolve::env::desk::splits::wide_plan;
@@ -90,8 +90,7 @@ impl Demos {
             key: RolloutKey { step: 0, task: task.id.clone(), draw: 0, k: 0 },
             task,
             group: 0,
-            temperature: 1.0,
-            top_p: 1.0,
+            sampling: Sampling::at(1.0),
             seed: self.seed,
             label: "demonstration".into(),
         };
