@@ -1,6 +1,6 @@
 //! From recorded rollouts to training rows: the only place of shift and mask.
 //!
-//! The token at position p of a rollout is predicted at position p - 1, so the sampled token ids[p] becomes
+//! The token at position p of a rollout is predicted at position p - 1, so the sampled token `ids[p]` becomes
 //! the target `(p - 1, ids[p])`. Everything that was not sampled (prompt, tool results, template) is no
 //! target, which is the mask; the ids themselves are trained as stored, never decoded and re-encoded.
 //! Groups are taken in canonical (step, task, draw, k) order whatever order they came in.

@@ -20,8 +20,8 @@ impl Reference {
 
     pub fn update(&mut self, gradient: &[f32], scale: f64, learning_rate: f64, c: &AdamWConfig) {
         self.step += 1;
-        for i in 0..gradient.len() {
-            let g = scale * f64::from(gradient[i]);
+        for (i, g) in gradient.iter().enumerate() {
+            let g = scale * f64::from(*g);
             self.parameters[i] -= learning_rate * c.weight_decay * self.parameters[i];
             self.m[i] += (1.0 - c.beta1) * (g - self.m[i]);
             self.v[i] = c.beta2 * self.v[i] + (1.0 - c.beta2) * g * g;

@@ -42,7 +42,7 @@ pub struct Accumulated {
 /// Shared between the learner and the ops of its graphs.
 pub type SharedGradient = Arc<Mutex<Accumulated>>;
 
-/// Flat parameters [P] -> [2, N]: log-probs and entropies of the batch's targets. The gradient of the parameters
+/// Flat parameters `[P]` -> `[2, N]`: log-probs and entropies of the batch's targets. The gradient of the parameters
 /// goes into [`Accumulated`], not back through candle, which would allocate it anew for every micro-batch.
 pub struct ModelOp {
     pub(super) compute: SharedCompute,

@@ -48,16 +48,15 @@ fn pairs(r: &RolloutFinished) -> Vec<(usize, usize)> {
 
 /// Embedding, norm and head in f64.
 struct Wide {
-    v: usize,
     embed: Vec<f64>,
     norm: Vec<f64>,
     head: Vec<f64>,
 }
 
 impl Wide {
-    fn new(p: &Params, v: usize) -> Wide {
+    fn new(p: &Params) -> Wide {
         let get = |name: &str| p.tensor(name).unwrap().iter().map(|x| f64::from(*x)).collect();
-        Wide { v, embed: get("model.embed_tokens.weight"), norm: get("model.norm.weight"), head: get("lm_head.weight") }
+        Wide { embed: get("model.embed_tokens.weight"), norm: get("model.norm.weight"), head: get("lm_head.weight") }
     }
 
     /// (embedding, 1/rms, hidden state) of a token.
@@ -85,10 +84,10 @@ impl Wide {
             let (x, r, h) = self.hidden(*token);
             let (logp, entropy) = self.distribution(*token, t);
             let mut dh = [0.0; D];
-            for j in 0..self.v {
-                let p = logp[j].exp();
+            for (j, logp) in logp.iter().enumerate() {
+                let p = logp.exp();
                 let hit = f64::from(u8::from(j == *target));
-                let dz = (g[i] * (hit - p) - e[i] * p * (logp[j] + entropy)) / t;
+                let dz = (g[i] * (hit - p) - e[i] * p * (logp + entropy)) / t;
                 for k in 0..D {
                     out.head[j * D + k] += dz * h[k];
                     dh[k] += dz * self.head[j * D + k];
@@ -123,7 +122,7 @@ fn compare(v: usize, size: u32, temperature: f32, config: &LearnerConfig) {
     let tokens: Vec<(usize, usize)> = m.keys.iter().flat_map(|key| pairs(of_key(key))).collect();
 
     let t = f64::from(temperature);
-    let (policy, reference) = (Wide::new(&policy, v), Wide::new(&reference, v));
+    let (policy, reference) = (Wide::new(&policy), Wide::new(&reference));
     let scored: Vec<(f64, f64)> = tokens
         .iter()
         .map(|(token, target)| {
@@ -154,7 +153,7 @@ fn compare(v: usize, size: u32, temperature: f32, config: &LearnerConfig) {
     .unwrap();
     let mut of_entropy = expected.dentropy;
     of_entropy.resize(logp.len(), 0.0);
-    let mut want = Wide { v, embed: vec![0.0; v * D], norm: vec![0.0; D], head: vec![0.0; v * D] };
+    let mut want = Wide { embed: vec![0.0; v * D], norm: vec![0.0; D], head: vec![0.0; v * D] };
     policy.backward(&tokens, &expected.dlogp, &of_entropy, t, &mut want);
 
     let gradient = learner.zero_gradient();
@@ -211,6 +210,6 @@ fn every_loss_has_the_gradient_of_f64() {
 fn chunks_change_nothing() {
     let v = (1 << 17) + 5;
     let tokens: usize = groups(v, 12).iter().flat_map(|g| &g.rollouts).map(|r| r.logprobs.len()).sum();
-    assert!(tokens > 128 && tokens % 64 != 0, "{tokens}");
+    assert!(tokens > 128 && !tokens.is_multiple_of(64), "{tokens}");
     compare(v, 12, 0.9, &LearnerConfig { entropy_coef: 0.05, ..config(LossKind::Dapo) });
 }

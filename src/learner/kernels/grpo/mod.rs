@@ -53,9 +53,9 @@ struct Inner {
 pub struct FusedLoss {
     /// Scalar, differentiable with respect to the logits.
     pub loss: Tensor,
-    /// [n], detached.
+    /// `[n]`, detached.
     pub logp: Tensor,
-    /// [n], detached, nats.
+    /// `[n]`, detached, nats.
     pub entropy: Tensor,
     /// Statistics, in the precision of the logits.
     pub summary: Summary,
