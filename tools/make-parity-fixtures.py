@@ -25,8 +25,9 @@ All values of the models are representable in the type they are stored in. The n
     python3 tools/make-parity-fixtures.py             (every case)
     python3 tools/make-parity-fixtures.py qwen3-tied  (some)
 
-Adapters in `ours/` are written by `COEVOLVE_BLESS=1 cargo test --release --test parity ours`; run that before this
-script when the way adapters are written has changed.
+Adapters in `ours/` and configurations in `ours.json` are written by
+`COEVOLVE_BLESS=1 cargo test --release --test parity ours`; run that before this script when the way they are written
+has changed. The script refuses them unless peft and transformers read them as they are meant.
 """
 
 import json
@@ -178,7 +179,8 @@ def make(case):
     config, dtype, shard, length, adapter = CASES[case]
     # Relative: peft writes the name down.
     folder = pathlib.Path(case)
-    ours = folder / "ours"
+    ours, written = folder / "ours", folder / "ours.json"
+    configuration = written.read_bytes() if written.exists() else None
     kept = {p.name: p.read_bytes() for p in ours.iterdir()} if ours.exists() else {}
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -231,18 +233,30 @@ def make(case):
         for name, data in kept.items():
             (ours / name).write_bytes(data)
         peer = PeftModel.from_pretrained(load().eval(), ours).eval()
-        written = load_file(ours / "adapter_model.safetensors")
+        tensors = load_file(ours / "adapter_model.safetensors")
         state = peft.get_peft_model_state_dict(peer)
-        assert all(torch.equal(state[n], t) for n, t in written.items()) and len(state) == len(written)
+        assert all(torch.equal(state[n], t) for n, t in tensors.items()) and len(state) == len(tensors)
         with torch.no_grad():
             out["ours.logits"] = peer(input_ids=ids[None], use_cache=False).logits[0]
         assert float((out["ours.logits"] - out["logits"]).abs().max()) > 0.1, "the adapter does nothing"
+
+    if configuration:
+        theirs = (folder / "config.json").read_bytes()
+        written.write_bytes(configuration)
+        try:
+            (folder / "config.json").write_bytes(configuration)
+            with torch.no_grad():
+                logits = load().eval()(input_ids=ids[None], use_cache=False).logits[0]
+        finally:
+            (folder / "config.json").write_bytes(theirs)
+        assert torch.equal(logits, out["logits"]), "our configuration is read as another model"
 
     for name, t in out.items():
         assert torch.isfinite(t.float()).all() and (not name.count("grad.") or t.abs().max() > 0), name
     save_file({n: t.contiguous() for n, t in out.items()}, folder / "expected.safetensors")
     size = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-    print(f"{case}: {size / 1024:.0f} KiB{', with ours' if kept else ''}")
+    print(f"{case}: {size / 1024:.0f} KiB{', with our adapter' if kept else ''}"
+          f"{', with our configuration' if configuration else ''}")
 
 
 MODELS = ROOT / ".coevolve" / "models"

@@ -64,12 +64,34 @@ fn yarn_keeps_fast_pairs_and_stretches_slow_ones() {
     assert_eq!(parsed(r#"{"rope_type":"linear","factor":4.0}"#).context(4096), 4096);
 }
 
+/// (scaling, theta, position, [(pair, cos, sin)]) for heads of 128.
+type Far = (&'static str, f64, usize, [(usize, f64, f64); 3]);
+
+/// Computed with 40 digits in Python's mpmath; an angle in f32 would be off by up to 32767 / 2^24 = 2e-3.
+const FAR: [Far; 3] = [
+    (
+        r#"{"rope_type":"default"}"#,
+        1000000.0,
+        32767,
+        [(0, 0.9822633518, 0.1875065539), (30, 0.9813775716, 0.1920886825), (63, 0.9991734226, 0.0406506036)],
+    ),
+    (
+        r#"{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}"#,
+        1000000.0,
+        131071,
+        [(0, -0.9313800907, -0.654987114), (30, 0.3299715935, 1.0897686636), (63, 1.1376882277, 0.0462870327)],
+    ),
+    (
+        r#"{"rope_type":"llama3","factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":8192}"#,
+        500000.0,
+        32767,
+        [(0, 0.9822633518, 0.1875065539), (30, 0.5648545183, 0.8251905072), (63, 0.9999494394, 0.0100557803)],
+    ),
+];
+
 #[test]
 fn angles_at_the_far_end_are_exact() {
-    // Position 32,767 (and 131,071 under yarn), cos and sin with 40 digits in Python's mpmath; an f32 angle
-    // would be off by up to 32767 * 2^-24 = 2e-3.
-    let cases: [(&str, f64, usize, [(usize, f64, f64); 3]); 3] = include!("rope_angles.in");
-    for (text, theta, position, expected) in cases {
+    for (text, theta, position, expected) in FAR {
         let s = parsed(text);
         let mut table = RopeTable::new(s.periods(128, theta), s.attention_factor());
         table.cover(position + 1);
