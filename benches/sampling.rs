@@ -5,7 +5,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use coevolve::agent::sample::Chooser;
+use coevolve::agent::sample::{Chooser, Sampling};
 use coevolve::agent::template::ChatTemplate;
 use coevolve::agent::{
     Agent, ByteDialect, ChatDialect, ChatOptions, Dialect, EpisodeJob, InlineHands, Limits, Line, ModelPolicy,
@@ -111,10 +111,17 @@ fn choosing(c: &mut Criterion) {
         let mut noise = draw(1, "bench", &[]);
         let logits: Vec<f32> = (0..vocab).map(|_| (noise.unit() * 20.0) as f32).collect();
         group.throughput(Throughput::Elements(vocab));
-        for (name, temperature, top_p) in [("greedy", 0.0, 1.0), ("full", 0.9, 1.0), ("nucleus", 0.9, 0.95)] {
+        let full = Sampling::at(0.9);
+        for (name, sampling) in [
+            ("greedy", Sampling::at(0.0)),
+            ("full", full),
+            ("nucleus", Sampling { top_p: 0.95, ..full }),
+            ("top-k", Sampling { top_k: 20, ..full }),
+            ("min-p", Sampling { min_p: 0.05, ..full }),
+        ] {
             let mut chooser = Chooser::default();
             group.bench_function(BenchmarkId::new(name, vocab), |b| {
-                b.iter(|| chooser.choose(black_box(&logits), temperature, top_p, noise.unit()));
+                b.iter(|| chooser.choose(black_box(&logits), &sampling, noise.unit()));
             });
         }
     }

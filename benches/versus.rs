@@ -3,7 +3,7 @@
 //!
 //! `cargo bench --bench versus -- [--threads N]`, then lines `train`, `agentic`, `lora`, `sample`, `sample-shared`, `smol-sample`.
 
-use coevolve::agent::sample::Chooser;
+use coevolve::agent::sample::{Chooser, Sampling};
 use coevolve::event::{EndReason, Reward, RolloutFinished, RolloutKey};
 use coevolve::learner::{GroupRollouts, Learner, LearnerConfig};
 use coevolve::model::{
@@ -154,14 +154,16 @@ fn play(
     for (i, root) in roots.iter().enumerate() {
         for _ in 0..k / copies {
             sequences.push(if share { cache.fork(*root)? } else { *root });
-            next.push(chooser.choose(&logits[i * vocab..(i + 1) * vocab], 1.0, 1.0, noise.unit())?.id);
+            next.push(chooser.choose(&logits[i * vocab..(i + 1) * vocab], &Sampling::at(1.0), noise.unit())?.id);
         }
     }
     for _ in 1..steps {
         let work: Vec<_> = sequences.iter().zip(&next).map(|(s, t)| (*s, std::slice::from_ref(t))).collect();
         let logits = decoder.forward(&mut cache, &work)?;
-        let chosen: std::result::Result<Vec<u32>, _> =
-            logits.chunks_exact(vocab).map(|row| chooser.choose(row, 1.0, 1.0, noise.unit()).map(|c| c.id)).collect();
+        let chosen: std::result::Result<Vec<u32>, _> = logits
+            .chunks_exact(vocab)
+            .map(|row| chooser.choose(row, &Sampling::at(1.0), noise.unit()).map(|c| c.id))
+            .collect();
         next = chosen?;
     }
     Ok(())

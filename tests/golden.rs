@@ -10,7 +10,7 @@
 
 mod common;
 
-use coevolve::event::digest::{Digest, FactsDigest};
+use coevolve::event::digest::Digest;
 use coevolve::event::{Event, Kind, codec, frame};
 use coevolve::log::{EventStore, Log, MAIN, Options, Reader, Stamped, export, import, verify};
 use coevolve::project::State;
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 struct Digests {
     /// Events of main.
     events: u64,
-    /// See [`FactsDigest`].
+    /// See `FactsDigest`.
     facts_digest: String,
     /// BLAKE3 of the last event's frame, which holds that of the one before it.
     chain_digest: String,
@@ -49,13 +49,9 @@ fn exported(dir: &Path) -> Vec<u8> {
 
 fn digests(dir: &Path) -> Digests {
     let (events, reader) = (events(dir), Reader::open(dir).expect("the run opens"));
-    let mut facts = FactsDigest::new();
-    for e in &events {
-        facts.add(&e.event).expect("a fact");
-    }
     Digests {
         events: events.len() as u64,
-        facts_digest: facts.value().to_string(),
+        facts_digest: reader.facts_digest(MAIN).expect("facts").to_string(),
         chain_digest: reader.digest(MAIN, events.len() as u64).expect("the last event").to_string(),
         export_digest: Digest::of(&exported(dir)).to_string(),
     }

@@ -48,6 +48,7 @@ fn group(length: u32) -> GroupRollouts {
         prompt_len: 4,
         sampled: vec![(4, length)],
         logprobs: vec![-11.0; length as usize],
+        sampling_logprobs: Vec::new(),
         actions: Vec::new(),
         env_steps: 1,
         reward: Reward::Scored(f64::from(k % 2)),

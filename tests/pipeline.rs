@@ -5,7 +5,8 @@
 mod common;
 
 use coevolve::agent::{
-    Agent, AgentError, EpisodeJob, EpisodeRecord, Hands, InlineHands, Limits, PlayStats, ReferenceAgent, ScriptedAgent,
+    Agent, AgentError, EpisodeJob, EpisodeRecord, Hands, InlineHands, Limits, PlayStats, ReferenceAgent, Sampling,
+    ScriptedAgent,
 };
 use coevolve::env::desk::Desk;
 use coevolve::env::{EnvError, Environment, Opening, Session, StepReply, TurnReply};
@@ -118,8 +119,7 @@ fn groups(count: usize) -> Vec<Vec<EpisodeJob>> {
         task: task.clone(),
         key: RolloutKey { step: 1, task: task.id.clone(), draw: group as u32, k },
         group,
-        temperature: 1.0,
-        top_p: 1.0,
+        sampling: Sampling::at(1.0),
         seed: 5,
         label: "train".into(),
     };

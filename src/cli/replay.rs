@@ -3,8 +3,9 @@
 use super::history::History;
 use super::output::{Failure, json, line};
 use clap::Args;
-use coevolve::event::Event;
 use coevolve::event::digest::FactsDigest;
+use coevolve::event::view::EventRef;
+use coevolve::log::{Error as LogError, Swept};
 use coevolve::project::State;
 use std::path::PathBuf;
 
@@ -45,22 +46,19 @@ impl Replay {
         let mut facts = FactsDigest::new();
         let (mut events, mut compared, mut mismatches) = (0, 0, Vec::new());
         let to = to.map_or_else(|| history.reader.head(history.branch), Ok)?;
-        for stamped in history.reader.read_as_of(history.branch, 1, to)? {
-            let stamped = stamped?;
-            if let Event::StepFinished(e) = &stamped.event {
+        history.reader.sweep(history.branch, 1, to, |Swept { seq, view, meta }| {
+            if let EventRef::StepFinished(e) = view.event() {
                 compared += 1;
                 let digest = state.digest();
-                if digest != e.projection_digest {
-                    mismatches.push(format!(
-                        "event {} (step {}): recorded {}, folded {digest}",
-                        stamped.seq, e.step, e.projection_digest
-                    ));
+                if digest != e.projection_digest.as_str() {
+                    let (step, recorded) = (e.step.to_native(), e.projection_digest.as_str());
+                    mismatches.push(format!("event {seq} (step {step}): recorded {recorded}, folded {digest}"));
                 }
             }
-            state.apply(stamped.seq, &stamped.event, &stamped.meta);
-            facts.add(&stamped.event).map_err(Failure::failed)?;
+            state.apply_view(seq, &view, &meta);
             events += 1;
-        }
+            facts.add_view(&view).map_err(LogError::from)
+        })?;
         let outcome = Outcome {
             events,
             facts: facts.facts(),

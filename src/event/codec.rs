@@ -173,13 +173,14 @@ pub fn encode(event: &Event, meta: &Meta) -> Result<Encoded, Error> {
 /// As [`decode_facts`].
 pub fn view<'a>(code: u16, version: u16, facts: &'a [u8], scratch: &'a mut Vec<u8>) -> Result<View<'a>, Error> {
     let kind = Kind::from_code(code).ok_or(Error::UnknownKind { code, version })?;
-    let facts = if version == newest_version(kind) {
+    let newest = if version == newest_version(kind) {
         facts
     } else {
         *scratch = facts_bytes(&decode_facts(code, version, facts)?)?;
         scratch
     };
-    View::access(kind, facts).map_err(|why| Error::Malformed { kind, version, why })
+    let view = View::access(kind, newest).map_err(|why| Error::Malformed { kind, version, why })?;
+    Ok(view.of_stored(facts))
 }
 
 /// Reads the meta section.

@@ -338,11 +338,24 @@ pub fn key_bytes(view: &View<'_>, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// The hash of a fact: `BLAKE3(kind code as u16 LE ‖ facts bytes)`, of [`RunStarted`] with an empty `run_id`.
+/// The hash of a fact: `BLAKE3(kind code as u16 LE ‖ facts bytes)`, of [`RunStarted`] with an empty `run_id`. The bytes are
+/// those that were written, in whichever version: a newer program finds the digest of an old run unchanged.
 ///
 /// # Errors
 /// When a [`RunStarted`] cannot be serialised (a string beyond 2 GiB).
 pub fn fact_hash(view: &View<'_>) -> Result<Digest, codec::Error> {
+    hash(view, view.stored())
+}
+
+/// The same of the bytes in the newest version: equal for a fact that an older program wrote and the same fact today.
+///
+/// # Errors
+/// As [`fact_hash`].
+pub fn content_hash(view: &View<'_>) -> Result<Digest, codec::Error> {
+    hash(view, view.facts())
+}
+
+fn hash(view: &View<'_>, facts: &[u8]) -> Result<Digest, codec::Error> {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(view.kind() as u16).to_le_bytes());
     match view.event() {
@@ -351,7 +364,7 @@ pub fn fact_hash(view: &View<'_>) -> Result<Digest, codec::Error> {
             hasher.update(&codec::facts_bytes(&Event::RunStarted(nameless))?);
         }
         _ => {
-            hasher.update(view.facts());
+            hasher.update(facts);
         }
     }
     Ok(Digest(*hasher.finalize().as_bytes()))
@@ -423,7 +436,7 @@ impl FactsDigest {
     }
 
     /// The facts of the open unit: key ([`key_bytes`]) and hash, in no order.
-    pub fn open(&self) -> impl Iterator<Item = (&[u8], Digest)> {
+    fn open(&self) -> impl Iterator<Item = (&[u8], Digest)> {
         self.open.iter().map(|(start, end, hash)| (&self.keys[*start..*end], *hash))
     }
 

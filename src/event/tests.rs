@@ -74,6 +74,27 @@ fn golden_bytes_are_read_back_to_their_values() {
 }
 
 #[test]
+fn a_fact_keeps_its_digest_when_its_kind_gets_a_newer_version() {
+    use super::digest::{content_hash, fact_hash};
+    let blake = |kind: Kind, facts: &[u8]| {
+        let mut bytes = (kind as u16).to_le_bytes().to_vec();
+        bytes.extend(facts);
+        Digest(*blake3::hash(&bytes).as_bytes())
+    };
+    let mut older = 0;
+    for &(kind, version) in codec::READABLE.iter().filter(|(k, _)| k.is_fact() && *k != Kind::RunStarted) {
+        let stored = std::fs::read(golden_files(kind, version).0).unwrap();
+        let mut scratch = Vec::new();
+        let view = codec::view(kind as u16, version, &stored, &mut scratch).unwrap();
+        assert_eq!(fact_hash(&view).unwrap(), blake(kind, &stored), "{kind:?} version {version}");
+        let newest = codec::facts_bytes(&view.native()).unwrap();
+        assert_eq!(content_hash(&view).unwrap(), blake(kind, &newest), "{kind:?} version {version}");
+        older += usize::from(stored != newest);
+    }
+    assert!(older >= 2, "no older version is among the golden bytes");
+}
+
+#[test]
 fn golden_folder_holds_nothing_else() {
     let expected: std::collections::BTreeSet<String> = codec::READABLE
         .iter()

@@ -85,7 +85,7 @@ macro_rules! views {
                         rkyv::access::<rkyv::Archived<$kind>, rancor::Error>(facts).map_err(|e| e.to_string())?,
                     ),)*
                 };
-                Ok(View { kind, facts, event })
+                Ok(View { kind, facts, stored: facts, event })
             }
 
             /// The owned event.
@@ -108,6 +108,7 @@ views! {
 pub struct View<'a> {
     kind: Kind,
     facts: &'a [u8],
+    stored: &'a [u8],
     event: EventRef<'a>,
 }
 
@@ -120,6 +121,16 @@ impl<'a> View<'a> {
     /// The facts bytes, newest version.
     pub fn facts(&self) -> &'a [u8] {
         self.facts
+    }
+
+    /// The facts bytes as they lie in the log, in whichever version they were written.
+    pub fn stored(&self) -> &'a [u8] {
+        self.stored
+    }
+
+    /// The same view of facts that are stored like this.
+    pub(super) fn of_stored(self, stored: &'a [u8]) -> View<'a> {
+        View { stored, ..self }
     }
 
     /// The archived event.

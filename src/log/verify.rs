@@ -258,22 +258,23 @@ impl Contents {
                     blob::read(dir, &digest, len).map(Some).map_err(|what| (blob::path(dir, &digest), what, RESTORE))
                 }
             };
-            let decoded = payload.and_then(|blob| {
+            let (mut scratch, blob) = (Vec::new(), payload);
+            let decoded = blob.as_ref().map_err(Clone::clone).and_then(|blob| {
                 let facts = blob.as_deref().unwrap_or(frame.facts);
-                let event = codec::decode_facts(kind, version, facts);
+                let view = codec::view(kind, version, facts, &mut scratch);
                 let meta = codec::decode_meta(frame.header.meta_version, frame.meta);
                 let named = |e: codec::Error| {
                     (survey.files.path(record.segment), e.to_string(), "use the coevolve that wrote it")
                 };
                 meta.map_err(named)?;
-                event.map_err(named)
+                view.map_err(named)
             });
             match decoded {
-                Ok(event) => {
+                Ok(view) => {
                     if branch == MAIN
                         && owner(&self.history, seq).is_some()
                         && let Some(facts) = &mut self.facts
-                        && facts.add(&event).is_err()
+                        && facts.add_view(&view).is_err()
                     {
                         self.facts = None;
                     }

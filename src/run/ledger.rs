@@ -3,7 +3,7 @@
 use super::RunError;
 use super::policy::{Trainee, Update};
 use crate::config;
-use crate::event::digest::{Digest, FactKey, FactsDigest, fact_hash, fact_key, key_bytes};
+use crate::event::digest::{Digest, FactKey, FactsDigest, content_hash, fact_key, key_bytes};
 use crate::event::view::View;
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
 use crate::log::{
@@ -45,11 +45,19 @@ impl Ledger {
         let inbox = log.published();
         let (mut state, mut facts) = folded(log.reader(), log.branch(), log.head());
         let from = state.last_seq.map_or(1, |seq| seq + 1);
+        // A kept state is one between two steps: what is open comes after it.
+        let mut open = HashMap::new();
         log.reader().sweep(log.branch(), from, log.head(), |Swept { seq, view, meta }| {
             state.apply_view(seq, &view, &meta);
+            let mut key = Vec::new();
+            if key_bytes(&view, &mut key) {
+                open.insert(key, content_hash(&view)?);
+            }
+            if view.kind() == Kind::StepFinished {
+                open.clear();
+            }
             facts.add_view(&view).map_err(LogError::from)
         })?;
-        let open = facts.open().map(|(key, hash)| (key.to_vec(), hash)).collect();
         Ok(Ledger { inbox, state, facts, open, log })
     }
 
@@ -118,7 +126,7 @@ impl Ledger {
         if !key_bytes(&view, &mut key) {
             return self.append(event, meta);
         }
-        let new = fact_hash(&view).map_err(|e| RunError::internal("serialising a fact", e))?;
+        let new = content_hash(&view).map_err(|e| RunError::internal("serialising a fact", e))?;
         match self.open.get(&key) {
             Some(old) if *old == new => Ok(()),
             Some(old) => Err(RunError::Diverged {
