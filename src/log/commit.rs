@@ -6,7 +6,7 @@ use super::error::{Error, Result};
 use super::journal::Journal;
 use super::record::RecordHeader;
 use super::tail::Tail;
-use super::writer::{Framed, Group, Shared};
+use super::writer::{Group, Shared};
 use super::{LEDGER, Reader, Stamped};
 use std::sync::Arc;
 
@@ -34,9 +34,10 @@ impl Committer {
 
     pub(crate) fn run(&mut self) {
         let _close = CloseOnExit(self.tail.clone(), self.shared.clone());
-        while let Some(mut group) = self.shared.next() {
+        let mut used = (None, Vec::new());
+        while let Some(mut group) = self.shared.next(std::mem::take(&mut used)) {
             match self.write(&mut group) {
-                Ok(()) => self.acknowledge(group),
+                Ok(()) => used = self.acknowledge(group),
                 Err(error) => {
                     let error = Error::Failed { reason: error.to_string() };
                     self.tail.close(error.clone());
@@ -54,7 +55,7 @@ impl Committer {
             number: 0,
             branch: group.branch,
             count: group.events.len() as u32,
-            first_seq: group.events.first().map_or(0, |e| e.seq),
+            first_seq: group.events.first().map_or(0, |(e, _)| e.seq),
             body_len: 0,
             body_crc: group.crc,
             prev: group.prev,
@@ -63,8 +64,8 @@ impl Committer {
         let fits = self.reader.with_index(|index| {
             index.journal.get_or_insert(header.journal);
             index.push(segment, offset, header)?;
-            for framed in group.events.iter().filter(|_| group.branch == LEDGER) {
-                index.apply(&framed.event)?;
+            for (stamped, _) in group.events.iter().filter(|_| group.branch == LEDGER) {
+                index.apply(&stamped.event)?;
             }
             Ok::<(), String>(())
         });
@@ -74,17 +75,12 @@ impl Committer {
         }
     }
 
-    fn acknowledge(&self, group: Group) {
-        let Group { branch, events, record, promise, .. } = group;
-        let mut stamped = Vec::with_capacity(events.len());
-        let mut published = Vec::with_capacity(events.len());
-        for Framed { event, meta, seq, bytes } in events {
-            let event = Arc::new(Stamped { seq, branch, event, meta });
-            published.push((event.clone(), bytes));
-            stamped.push(event);
-        }
-        self.tail.publish(published);
+    /// Returns the memory of its record, and the events that nobody will ask for.
+    fn acknowledge(&self, group: Group) -> (Option<Vec<u8>>, Vec<Arc<Stamped>>) {
+        let Group { events, record, promise, .. } = group;
+        let stamped = events.iter().map(|(event, _)| event.clone()).collect();
+        let gone = self.tail.publish(events);
         promise.answer(Ok(stamped));
-        self.shared.committed(record);
+        (Some(record), gone)
     }
 }

@@ -57,8 +57,9 @@ impl Tail {
         self.lock().next
     }
 
-    /// Publishes durable events with their approximate size in bytes.
-    pub(crate) fn publish(&self, events: impl IntoIterator<Item = (Arc<Stamped>, usize)>) {
+    /// Publishes durable events with their approximate size in bytes; returns those that fall out of the ring.
+    pub(crate) fn publish(&self, events: impl IntoIterator<Item = (Arc<Stamped>, usize)>) -> Vec<Arc<Stamped>> {
+        let mut gone = Vec::new();
         let mut state = self.lock();
         for (event, bytes) in events {
             state.ring_bytes += bytes;
@@ -66,11 +67,13 @@ impl Tail {
             state.next += 1;
         }
         while state.ring.len() > self.max_events || (state.ring_bytes > self.max_bytes && state.ring.len() > 1) {
-            let Some((_, bytes)) = state.ring.pop_front() else { break };
+            let Some((event, bytes)) = state.ring.pop_front() else { break };
             state.ring_bytes -= bytes;
+            gone.push(event);
         }
         drop(state);
         self.changed.notify_all();
+        gone
     }
 
     /// No more events will come.

@@ -69,8 +69,8 @@ struct Coevolve {
     took: Vec<Duration>,
 }
 
-/// Groups on their way: one that is flushed, one that is framed, one that is serialised.
-const IN_FLIGHT: usize = 3;
+/// Groups on their way: one that is flushed, some that wait, one that is framed.
+const IN_FLIGHT: usize = 4;
 
 /// A frame of 1,024 bytes has 72 of header and 32 of meta; the rest is the payload's archive.
 const MESSAGE: usize = 1024 - 72 - 32 - 16;
