@@ -5,20 +5,22 @@
 //! page cache: what is measured is the program, not the disk. With `COEVOLVE_BENCH_DIR` (a folder with a log) and
 //! `COEVOLVE_BENCH_PART` (`fold`, `facts`, `snapshot`, `space`) one part runs on a log that is there.
 //!
-//! Measured on two cores of a Xeon with nothing else running; 466 bytes per event, 10 M events (4.7 GB, 90,930 steps):
+//! Measured on two cores of a Xeon with nothing else running; 472 bytes per event, 10 M events (4.7 GB, 90,930 steps):
 //!
 //! | | |
 //! |---|---|
-//! | open and fold all projections | 7.9 s, 1.26 M events/s on one core |
+//! | open and fold all projections | 9.3 s, 1.07 M events/s on one core (1 M events: 1.14 M/s) |
 //! | allocations per event, second half of the log | 0.0058 (1 M events: 0.0090) |
-//! | peak memory of that | 69 MiB (1 M events: 14 MiB) |
-//! | with the facts digest (the BLAKE3 of every fact; a resume without a snapshot) | 13.2 s, 0.76 M events/s |
-//! | open by a snapshot, 5,000 events behind it | 0.72 s (of which the record headers 0.52 s from a cold cache) |
-//! | open for writing | 0.19 s |
-//! | fork at event 5 M, durable | 1.0 to 2.7 ms |
-//! | journal and sled copy, plain | 1.00 + 1.68 = 2.69 times the events, filled in 48.6 s |
-//! | compressed | 0.16 + 0.30 = 0.46 times, 28.7 s |
-//! | open and fold from compressed segments | 1.11 M events/s, open 64 ms |
+//! | peak memory of that | 80 MiB (1 M events: 16 MiB) |
+//! | with the facts digest (the BLAKE3 of every fact; a resume without a snapshot) | 13.6 s, 0.74 M events/s |
+//! | open by a snapshot, 5,000 events behind it | 1.8 s from a cold cache |
+//! | open for writing | 0.47 s |
+//! | fork at event 5 M, durable | 0.8 to 4.3 ms |
+//! | journal and sled copy, plain | 1.00 + 1.69 = 2.69 times the events, filled in 66.8 s |
+//! | compressed | 0.09 + 0.18 = 0.27 times, 23.0 s |
+//! | open and fold from compressed segments | 0.91 M events/s, open 0.10 s |
+//!
+//! About a tenth of the fold is the BLAKE3 of the records, which links each to the one before.
 //!
 //! Allocations are those of lists that double, and evolution rounds. The rollouts here are made up of few words: real ones
 //! compress less (see `verify`, which tells the space of a run).
