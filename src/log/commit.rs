@@ -1,4 +1,4 @@
-//! The committer: makes groups durable one after the other, then publishes and acknowledges them.
+//! The committer: makes the groups that wait durable with one flush, then publishes and acknowledges them in order.
 //!
 //! After the first failure everything that waits and everything later is refused.
 
@@ -6,8 +6,8 @@ use super::error::{Error, Result};
 use super::journal::Journal;
 use super::record::RecordHeader;
 use super::tail::Tail;
-use super::writer::{Group, Shared};
-use super::{LEDGER, Reader, Stamped};
+use super::writer::{Done, Group, Shared};
+use super::{LEDGER, Reader};
 use std::sync::Arc;
 
 pub(crate) struct Committer {
@@ -34,38 +34,46 @@ impl Committer {
 
     pub(crate) fn run(&mut self) {
         let _close = CloseOnExit(self.tail.clone(), self.shared.clone());
-        let mut used = (None, Vec::new());
-        while let Some(mut group) = self.shared.next(std::mem::take(&mut used)) {
-            match self.write(&mut group) {
-                Ok(()) => used = self.acknowledge(group),
+        let mut done = Done::default();
+        while let Some(mut groups) = self.shared.next(std::mem::take(&mut done)) {
+            match self.write(&mut groups) {
+                Ok(()) => groups.into_iter().for_each(|group| self.acknowledge(group, &mut done)),
                 Err(error) => {
                     let error = Error::Failed { reason: error.to_string() };
                     self.tail.close(error.clone());
                     self.shared.fail(&error);
-                    group.promise.answer(Err(error));
+                    groups.into_iter().for_each(|group| group.promise.answer(Err(error.clone())));
                 }
             }
         }
     }
 
-    fn write(&mut self, group: &mut Group) -> Result<()> {
-        let header = RecordHeader {
-            journal: [0; 16],
-            epoch: 0,
-            number: 0,
-            branch: group.branch,
-            count: group.events.len() as u32,
-            first_seq: group.events.first().map_or(0, |(e, _)| e.seq),
-            body_len: 0,
-            body_crc: group.crc,
-            prev: group.prev,
-        };
-        let (segment, offset, header) = self.journal.append_record(header, &mut group.record)?;
+    /// Makes groups durable with one flush, and readable.
+    fn write(&mut self, groups: &mut [Group]) -> Result<()> {
+        let mut written = Vec::with_capacity(groups.len());
+        for group in groups.iter_mut() {
+            let header = RecordHeader {
+                journal: [0; 16],
+                epoch: 0,
+                number: 0,
+                branch: group.branch,
+                count: group.events.len() as u32,
+                first_seq: group.events.first().map_or(0, |(e, _)| e.seq),
+                body_len: 0,
+                body_crc: group.crc,
+                prev: group.prev,
+                place: 0,
+            };
+            written.push(self.journal.append_unflushed(header, &mut group.record)?);
+        }
+        self.journal.flush()?;
         let fits = self.reader.with_index(|index| {
-            index.journal.get_or_insert(header.journal);
-            index.push(segment, offset, header)?;
-            for (stamped, _) in group.events.iter().filter(|_| group.branch == LEDGER) {
-                index.apply(&stamped.event)?;
+            for (group, (segment, offset, header)) in groups.iter().zip(written) {
+                index.journal.get_or_insert(header.journal);
+                index.push(segment, offset, header)?;
+                for (stamped, _) in group.events.iter().filter(|_| group.branch == LEDGER) {
+                    index.apply(&stamped.event)?;
+                }
             }
             Ok::<(), String>(())
         });
@@ -75,12 +83,11 @@ impl Committer {
         }
     }
 
-    /// Returns the memory of its record, and the events that nobody will ask for.
-    fn acknowledge(&self, group: Group) -> (Option<Vec<u8>>, Vec<Arc<Stamped>>) {
+    fn acknowledge(&self, group: Group, done: &mut Done) {
         let Group { events, record, promise, .. } = group;
         let stamped = events.iter().map(|(event, _)| event.clone()).collect();
-        let gone = self.tail.publish(events);
+        done.gone.extend(self.tail.publish(events));
         promise.answer(Ok(stamped));
-        (Some(record), gone)
+        done.records.push(record);
     }
 }

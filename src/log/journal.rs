@@ -3,7 +3,7 @@
 use super::blob::sync_dir;
 use super::error::{Error, Result};
 use super::head::{self, HeadFile, Watermark};
-use super::index::{Index, RecordRef};
+use super::index::Index;
 use super::options::Faults;
 use super::packed;
 use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER, SegmentHeader};
@@ -28,8 +28,10 @@ pub(crate) struct Journal {
     offset: u64,
     next_record: u64,
     events: u64,
+    /// Records that wait for the next flush.
+    unflushed: u32,
     segment_bytes: u64,
-    /// Whether each append is flushed; only a rebuild that flushes at its end goes without.
+    /// Whether a flush is one; only a rebuild that flushes at its end goes without.
     pub flush_each: bool,
     head: HeadFile,
     faults: Faults,
@@ -70,6 +72,7 @@ impl Journal {
             offset,
             next_record: 1,
             events: 0,
+            unflushed: 0,
             flush_each: true,
             segment_bytes,
             head,
@@ -127,6 +130,7 @@ impl Journal {
             offset: index.offset,
             next_record,
             events: index.events(),
+            unflushed: 0,
             flush_each: true,
             segment_bytes,
             head,
@@ -135,47 +139,72 @@ impl Journal {
         Ok((journal, index, notes))
     }
 
-    /// Appends one record and returns where it stands once it is durable. The header's journal, epoch,
-    /// number, body length and checksum are filled in here.
-    pub(crate) fn append(&mut self, mut header: RecordHeader, body: &[u8]) -> Result<(u64, u64, RecordHeader)> {
+    /// Appends one record, durable, that keeps its place. The header's journal, epoch, number, body length and checksum are
+    /// filled in here.
+    pub(crate) fn append(&mut self, mut header: RecordHeader, body: &[u8]) -> Result<()> {
         header.body_crc = crc32c::crc32c(body);
         let mut record = vec![0; RECORD_HEADER];
         record.extend_from_slice(body);
-        self.append_record(header, &mut record)
+        self.make_room()?;
+        self.write(&mut header, &mut record)?;
+        self.flush()
     }
 
-    /// The same for a body that stands behind room for the header, whose checksum the header has already.
-    pub(crate) fn append_record(
+    /// Writes one record that the next [`Journal::flush`] makes durable, and returns where it stands. Its body stands behind room
+    /// for the header, whose checksum of it is filled in already.
+    pub(crate) fn append_unflushed(
         &mut self,
         mut header: RecordHeader,
-        bytes: &mut [u8],
+        record: &mut [u8],
     ) -> Result<(u64, u64, RecordHeader)> {
+        self.make_room()?;
+        header.place = self.unflushed;
+        let at = (self.segment, self.offset);
+        self.write(&mut header, record)?;
+        Ok((at.0, at.1, header))
+    }
+
+    /// A full segment is flushed before the next one is made: that one stands for all before it.
+    pub(super) fn make_room(&mut self) -> Result<()> {
         if self.offset >= self.segment_bytes.max(SEGMENT_HEADER as u64 + 1) {
+            self.flush()?;
             self.roll()?;
         }
+        Ok(())
+    }
+
+    fn write(&mut self, header: &mut RecordHeader, bytes: &mut [u8]) -> Result<()> {
         let (head, body) = bytes.split_at_mut(RECORD_HEADER);
         header.journal = self.id;
         header.epoch = self.epoch;
         header.number = self.next_record;
         header.body_len = body.len() as u32;
         head.copy_from_slice(&header.encode());
-        let path = self.segments.path(self.segment);
         let writable = self.faults.torn(bytes.len());
-        self.file.write_all_at(&bytes[..writable], self.offset).map_err(Error::io("write", &path))?;
-        if writable < bytes.len() {
-            let torn = std::io::Error::new(std::io::ErrorKind::StorageFull, "write torn by the fault plan");
-            return Err(Error::io("write", &path)(torn));
+        let mut written = self.file.write_all_at(&bytes[..writable], self.offset);
+        if written.is_ok() && writable < bytes.len() {
+            written = Err(std::io::Error::new(std::io::ErrorKind::StorageFull, "write torn by the fault plan"));
         }
-        if self.flush_each {
-            self.faults.sync().and_then(|()| self.file.sync_data()).map_err(Error::io("flush", &path))?;
-        }
-        let at = (self.segment, self.offset, header);
+        written.map_err(|e| Error::io("write", &self.segments.path(self.segment))(e))?;
         self.offset += bytes.len() as u64;
         self.next_record += 1;
         self.events += u64::from(header.count);
+        self.unflushed += 1;
+        Ok(())
+    }
+
+    /// Makes durable what was appended.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        if self.unflushed == 0 {
+            return Ok(());
+        }
+        if self.flush_each {
+            let path = || self.segments.path(self.segment);
+            self.faults.sync().and_then(|()| self.file.sync_data()).map_err(|e| Error::io("flush", &path())(e))?;
+        }
+        self.unflushed = 0;
         // The acknowledgement rests on the flush above; HEAD only tells readers about it.
-        self.head.write(&self.mark())?;
-        Ok(at)
+        self.head.write(&self.mark())
     }
 
     fn mark(&self) -> Watermark {
@@ -244,7 +273,7 @@ impl Tail {
         for record in &index.records()[durable.records().len()..] {
             let bytes = segments.read(record.segment, record.offset, record.header.record_len() as usize)?;
             if let Err(what) = record::frames(&record.header, &bytes[RECORD_HEADER..]) {
-                tail.stop(segments, record, what)?;
+                tail.stop(segments, (record.segment, record.offset, record.header.number), what)?;
                 return Ok(tail);
             }
             tail.whole.extend_from_slice(&bytes);
@@ -252,20 +281,26 @@ impl Tail {
             tail.events += u64::from(record.header.count);
         }
         if let Some(bad) = bad {
-            // The same check as for a bad body: at most one record was in flight.
-            if let Some(at) = next_record_after(segments, bad.segment, bad.offset + 1)? {
-                let what = format!("{} (a whole record follows at byte {at})", bad.what);
-                return Err(Error::corrupt(&segments.path(bad.segment), bad.offset, what));
-            }
-            tail.torn = Some((bad.segment, bad.offset, bad.what));
+            tail.stop(segments, (bad.segment, bad.offset, index.next_record()), bad.what)?;
         }
         Ok(tail)
     }
 
-    fn stop(&mut self, segments: &Segments, record: &RecordRef, what: String) -> Result<()> {
-        let (segment, offset) = (record.segment, record.offset);
-        if let Some(at) = next_record_after(segments, segment, offset + 1)? {
-            let what = format!("{what} (a whole record follows at byte {at})");
+    /// The record with this number, at this place, is not whole: what is from there on was torn by a crash, unless something
+    /// shows that it was flushed once.
+    fn stop(&mut self, segments: &Segments, at: (u64, u64, u64), what: String) -> Result<()> {
+        let (segment, offset, number) = at;
+        let mut from = offset + 1;
+        while let Some((at, header)) = next_record_after(segments, segment, from)? {
+            if header.place == 0 {
+                let what = format!("{what} (a record that was written after its flush follows at byte {at})");
+                return Err(Error::corrupt(&segments.path(segment), offset, what));
+            }
+            from = at + header.record_len();
+        }
+        let later = self.later.iter().filter(|n| **n > segment);
+        if let Some(later) = later.copied().find(|n| segments.header(*n).is_ok_and(|h| h.first_record > number)) {
+            let what = format!("{what} (segment {later} was made after its flush)");
             return Err(Error::corrupt(&segments.path(segment), offset, what));
         }
         self.torn = Some((segment, offset, what));
@@ -336,8 +371,8 @@ pub(crate) fn quarantine(dir: &Path, segments: &Segments, segment: u64, offset: 
     Ok(path)
 }
 
-/// Offset of the next whole record of a segment at or after `from`.
-pub(crate) fn next_record_after(segments: &Segments, segment: u64, from: u64) -> Result<Option<u64>> {
+/// The next whole record of a segment at or after `from`: its offset and header.
+pub(crate) fn next_record_after(segments: &Segments, segment: u64, from: u64) -> Result<Option<(u64, RecordHeader)>> {
     let len = segments.len(segment)?;
     let mut at = from;
     while at + RECORD_HEADER as u64 <= len {
@@ -357,7 +392,7 @@ pub(crate) fn next_record_after(segments: &Segments, segment: u64, from: u64) ->
             }
             let body = segments.read(segment, offset + RECORD_HEADER as u64, header.body_len as usize)?;
             if record::frames(&header, &body).is_ok() {
-                return Ok(Some(offset));
+                return Ok(Some((offset, header)));
             }
         }
         // Overlap, so that a magic across the border is seen.

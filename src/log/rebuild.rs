@@ -218,7 +218,18 @@ impl Rebuild {
     /// The header of a record of these frames; the journal fills in the rest.
     pub(crate) fn header(branch: BranchId, first_seq: u64, count: u32, body: &[u8], prev: Digest) -> RecordHeader {
         let (body_len, body_crc) = (body.len() as u32, crc32c::crc32c(body));
-        RecordHeader { journal: [0; 16], epoch: 0, number: 0, branch, count, first_seq, body_len, body_crc, prev }
+        RecordHeader {
+            journal: [0; 16],
+            epoch: 0,
+            number: 0,
+            branch,
+            count,
+            first_seq,
+            body_len,
+            body_crc,
+            prev,
+            place: 0,
+        }
     }
 
     /// Flushes what was built.

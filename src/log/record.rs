@@ -17,10 +17,12 @@
 //!                                              56    4  body length, bytes
 //!                                              60    4  crc32c of the body
 //!                                              64   32  chain digest before the first event
-//!                                              96    4  reserved, 0
+//!                                              96    4  place: records before it in the same flush
 //!                                             100    4  crc32c of 0..100
 //!                                             104       body: `count` frames
 //! ```
+//!
+//! Several records can wait for one flush. A record at place 0 was begun after the flush of all before it had succeeded.
 //!
 //! The journal id is the first 16 bytes of BLAKE3(run id): a record of another run is never taken for one
 //! of this one.
@@ -130,6 +132,8 @@ pub struct RecordHeader {
     pub body_crc: u32,
     /// Chain digest before the first event.
     pub prev: Digest,
+    /// Records before it that were made durable by the same flush; 0: everything before it was durable already.
+    pub place: u32,
 }
 
 impl RecordHeader {
@@ -147,6 +151,7 @@ impl RecordHeader {
         b[56..60].copy_from_slice(&self.body_len.to_le_bytes());
         b[60..64].copy_from_slice(&self.body_crc.to_le_bytes());
         b[64..96].copy_from_slice(&self.prev.0);
+        b[96..100].copy_from_slice(&self.place.to_le_bytes());
         let crc = crc32c::crc32c(&b[..100]);
         b[100..].copy_from_slice(&crc.to_le_bytes());
         b
@@ -176,6 +181,7 @@ impl RecordHeader {
             body_len: u32_le(b, 56),
             body_crc: u32_le(b, 60),
             prev: Digest(array(b, 64)),
+            place: u32_le(b, 96),
         };
         if header.count == 0 || header.body_len as usize > MAX_BODY {
             return Err(format!("record of {} events and {} bytes", header.count, header.body_len));
@@ -302,6 +308,7 @@ mod tests {
             body_len: 300,
             body_crc: 0xdead_beef,
             prev: Digest([3; 32]),
+            place: 2,
         };
         let bytes = record.encode();
         assert_eq!(RecordHeader::decode(&bytes), Ok(record));

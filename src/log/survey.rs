@@ -150,7 +150,7 @@ impl Walk {
                 Err((what, event)) => {
                     self.hole(number, at, what, event);
                     match next_record_after(&self.survey.files, number, at + 1)? {
-                        Some(next) if next < limit => at = next,
+                        Some((next, _)) if next < limit => at = next,
                         _ => return Ok(()),
                     }
                 }

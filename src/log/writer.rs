@@ -2,7 +2,7 @@
 //!
 //! A group is closed at `group_events`, `group_bytes`, after `group_wait_us`, at a barrier, or when the queue is full. It is
 //! one record, and goes to the [committer](super::commit), which flushes and acknowledges it. The groups after it are
-//! framed meanwhile: while a disk flushes, nothing else waits.
+//! framed meanwhile: while a disk flushes, nothing else waits, and what was closed by then shares the next flush.
 
 use super::commit::Committer;
 use super::error::{Error, Result};
@@ -24,6 +24,10 @@ use std::time::{Duration, Instant};
 /// Frames are hashed and summed in pieces of at least so many bytes, while they are in the cache: BLAKE3 takes 16 KiB at a
 /// time with AVX-512.
 const SUM_BYTES: usize = 32 << 10;
+/// No group joins a flush of so many bytes: the first to wait for it are not to wait for much more than their own.
+const FLUSH_BYTES: usize = 2 << 20;
+/// Records whose memory is kept.
+const SPARE: usize = 4;
 
 /// A record to be: events of one branch, framed.
 #[derive(Debug)]
@@ -67,7 +71,7 @@ pub(crate) struct Queue {
     events: usize,
     /// Last seq and chain digest of each branch written to, as of the groups that were closed.
     heads: BTreeMap<BranchId, (u64, Digest)>,
-    /// A ticket of the group that is being committed.
+    /// A ticket of the last group that is being committed.
     taken: Option<Ticket>,
     /// Records' memory that may serve again.
     spare: Vec<Vec<u8>>,
@@ -91,6 +95,15 @@ impl Queue {
     }
 }
 
+/// What the committer gives back.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    /// The memory of records.
+    pub records: Vec<Vec<u8>>,
+    /// Events that fell out of the ring.
+    pub gone: Vec<Arc<Stamped>>,
+}
+
 /// Between the threads that append and the committer.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -110,17 +123,16 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next group once it is closed or due; `None` when the log was closed and nothing is left. What was taken before
-    /// is done: `record` is its memory, and some events are `gone` from the ring.
-    pub(crate) fn next(&self, (record, gone): (Option<Vec<u8>>, Vec<Arc<Stamped>>)) -> Option<Group> {
+    /// The groups that are closed, or the one that is due; `None` when the log was closed and nothing is left. What was taken
+    /// before is done.
+    pub(crate) fn next(&self, done: Done) -> Option<Vec<Group>> {
         let mut queue = self.lock();
         queue.taken = None;
-        queue.gone.extend(gone);
+        queue.gone.extend(done.gone);
         // What is larger was an exception.
         let usual = 2 * self.group_bytes + RECORD_HEADER;
-        if let Some(record) = record.filter(|r| r.capacity() <= usual && queue.spare.len() < 2) {
-            queue.spare.push(record);
-        }
+        let room = SPARE.saturating_sub(queue.spare.len());
+        queue.spare.extend(done.records.into_iter().filter(|r| r.capacity() <= usual).take(room));
         loop {
             let left = match queue.groups.front() {
                 Some(group) if group.closed || queue.closed => Duration::ZERO,
@@ -132,12 +144,16 @@ impl Shared {
                 if queue.groups.len() == 1 {
                     queue.close();
                 }
-                let group = queue.groups.pop_front()?;
-                queue.events -= group.events.len();
-                queue.taken = Some(group.promise.ticket(0));
+                let (mut taken, mut bytes) = (Vec::new(), 0);
+                while let Some(group) = queue.groups.pop_front_if(|g| g.closed && (bytes == 0 || bytes < FLUSH_BYTES)) {
+                    queue.events -= group.events.len();
+                    bytes += group.record.len();
+                    taken.push(group);
+                }
+                queue.taken = taken.last().map(|group| group.promise.ticket(0));
                 drop(queue);
                 self.room.notify_all();
-                return Some(group);
+                return Some(taken);
             }
             queue = match left {
                 Duration::MAX => self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner),

@@ -4,6 +4,7 @@ mod basic;
 mod branches;
 mod crash;
 mod damage;
+mod flushes;
 mod model;
 mod newer;
 mod packed;

@@ -33,6 +33,7 @@ fn append_newer(dir: &Path, version: u16) {
         body_len: 0,
         body_crc: 0,
         prev,
+        place: 0,
     };
     journal.append(header, &body).unwrap();
 }
