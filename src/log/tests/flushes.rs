@@ -63,10 +63,8 @@ fn groups_that_wait_share_a_flush_and_say_so() {
     let options = Options { group_events: 1, ..without_sled() };
     let log = Log::create(dir.path(), started(), samples::meta(), options).unwrap();
     // The committer cannot finish what it took first while the index is held.
-    let tickets: Vec<Ticket> = log
-        .reader()
-        .with_index(|_| (0..10).map(|n| log.append(event(n), samples::meta()).unwrap()).collect())
-        .unwrap();
+    let tickets: Vec<Ticket> =
+        log.reader().with_index(|_| (0..10).map(|n| log.append(event(n), samples::meta()).unwrap()).collect()).unwrap();
     for (n, ticket) in tickets.iter().enumerate() {
         assert_eq!(ticket.wait().unwrap().seq, n as u64 + 2);
     }
