@@ -190,6 +190,7 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
         ("learner.scale", &s.learner.scale),
         ("learner.kl", &s.learner.kl),
         ("learner.schedule", &s.learner.schedule),
+        ("learner.precision", &s.learner.precision),
         ("evolve.mode", &s.evolve.mode),
         ("evolve.initial", &s.evolve.initial),
         ("evolve.explorer", &s.evolve.explorer),

@@ -113,6 +113,8 @@ settings! {
         beta2: f64 = 0.999, "decay", "AdamW second moment.";
         max_grad_norm: f64 = 1.0, "norm", "Global gradient-norm clipping.";
         micro_batch_tokens: u32 = 8192, "tokens", "Tokens of a micro-batch; bounds memory, never changes the loss.";
+        recompute_activations: bool = false, "true | false", "Keep only each layer's input and run its forward again in the backward: the same bits, less memory, more time.";
+        precision: String = "f32".into(), "f32 | bf16", "Weights that the policy computes with; trained weights, moments and gradient stay f32.";
         skip_zero_advantage: bool = false, "true | false", "Leave rollouts out of the update whose advantage is exactly 0 (all-equal groups): they would only pull towards the reference.";
         max_skipped: u32 = 5, "updates", "Stop after so many skipped updates in a row.";
         random_rewards: bool = false, "true | false", "Control: replace every score by a fair coin of the draw. Held-out success must not improve.";

@@ -4,6 +4,7 @@ use super::error::LearnerError;
 use super::loss::{Correction, KlKind, LossConfig, LossKind, Overlong};
 use super::schedule::Schedule;
 use crate::decide::advantage::{AdvantageConfig, Estimator, Scale};
+use crate::model::Precision;
 
 /// Everything that decides how rollouts change the policy. Where TOML needs a way to say "off", 0 says it.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -62,6 +63,12 @@ pub struct LearnerConfig {
     pub updates_per_step: u32,
     /// Token budget of one forward and backward (prompts counted once per group). Default 16384.
     pub micro_batch_tokens: u32,
+    /// Keep only the input of each layer and run its forward again in the backward: the same bits in less memory, for
+    /// about a third more time. Default false.
+    pub recompute_activations: bool,
+    /// Precision of the weights that log-probs are computed with, and of a frozen base and the reference. The trained
+    /// weights, the moments and the gradient are f32. Default f32.
+    pub precision: Precision,
     /// Leave out rollouts whose advantage is exactly 0: they would contribute only KL (and entropy). They
     /// still count in the loss's denominators, so with `beta = 0` the update is the same. Default false.
     pub skip_zero_advantage: bool,
@@ -98,6 +105,8 @@ impl Default for LearnerConfig {
             grad_clip: 1.0,
             updates_per_step: 1,
             micro_batch_tokens: 16384,
+            recompute_activations: false,
+            precision: Precision::F32,
             skip_zero_advantage: false,
             max_skips: 5,
         }

@@ -202,8 +202,10 @@ impl Model {
             let targets = p.lora_targets.iter().map(|t| LoraTarget::from_module(t)).collect::<Result<_, _>>()?;
             let lora = LoraConfig { rank: p.lora_rank as usize, alpha: p.lora_alpha as f32, targets };
             let adapters = LoraParams::new(&loaded.config, &lora, settings.run.seed)?;
-            let learner = Learner::lora(&loaded.config, loaded.params.clone(), adapters, threads, learner_settings)?;
-            (Some((loaded.params.clone(), lora)), learner)
+            let mut base = loaded.params.clone();
+            learner_settings.precision.round(base.data_mut());
+            let learner = Learner::lora(&loaded.config, base.clone(), adapters, threads, learner_settings)?;
+            (Some((base, lora)), learner)
         };
         let dialect = dialect(&loaded, settings, examples(settings, env)?).map_err(bad)?;
         Ok(Model {
@@ -311,7 +313,7 @@ fn examples(settings: &Settings, env: &dyn Environment) -> Result<Vec<Example>, 
 
 impl Trainee for Model {
     fn agent(&self) -> Result<Arc<dyn Agent>, RunError> {
-        let weights = self.learner.trainable()?;
+        let weights = self.learner.policy_weights()?;
         let decoder = match &self.base {
             None => Decoder::new(&self.config, &Params::from_flat(&self.config, weights)?, None)?,
             Some((base, lora)) => {

@@ -10,6 +10,7 @@ use crate::env::desk::{self, Desk};
 use crate::env::stdio::Bounds;
 use crate::learner::LearnerConfig;
 use crate::learner::schedule::Schedule;
+use crate::model::Precision;
 use crate::pipeline::Plan;
 use serde::de::DeserializeOwned;
 use std::path::{Path, PathBuf};
@@ -102,6 +103,8 @@ pub fn learner_config(settings: &Settings) -> Result<LearnerConfig, RunError> {
         grad_clip: s.max_grad_norm,
         updates_per_step: s.updates_per_step,
         micro_batch_tokens: s.micro_batch_tokens,
+        recompute_activations: s.recompute_activations,
+        precision: word::<Precision>("learner.precision", &s.precision)?,
         skip_zero_advantage: s.skip_zero_advantage,
         max_skips: s.max_skipped,
         ..LearnerConfig::default()

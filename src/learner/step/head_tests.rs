@@ -112,7 +112,7 @@ fn relative(got: &[f32], want: &[f64]) -> f64 {
 fn compare(v: usize, size: u32, temperature: f32, config: &LearnerConfig) {
     let model = model(v);
     let (reference, policy) = (params(&model, 1), params(&model, 2));
-    let compute = ModelCompute::full(&model, reference.clone(), 2).unwrap();
+    let compute = ModelCompute::full(&model, reference.clone(), 2, &LearnerConfig::default()).unwrap();
     let learner = Learner::new(Box::new(compute), policy.data().to_vec(), config.clone()).unwrap();
     let groups = groups(v, size);
     let batch = updates(&groups, config).unwrap().remove(0);

@@ -95,7 +95,7 @@ impl Learner {
         threads: usize,
         config: LearnerConfig,
     ) -> Result<Learner, LearnerError> {
-        let compute = ModelCompute::full(model, params, threads)?;
+        let compute = ModelCompute::full(model, params, threads, &config)?;
         let initial = compute.initial();
         Learner::new(Box::new(compute), initial, config)
     }
@@ -108,7 +108,7 @@ impl Learner {
         threads: usize,
         config: LearnerConfig,
     ) -> Result<Learner, LearnerError> {
-        let compute = ModelCompute::lora(model, base, adapters, threads)?;
+        let compute = ModelCompute::lora(model, base, adapters, threads, &config)?;
         let initial = compute.initial();
         Learner::new(Box::new(compute), initial, config)
     }
@@ -140,6 +140,13 @@ impl Learner {
     /// A copy of the trainable weights, flat: all parameters, or the adapters.
     pub fn trainable(&self) -> Result<Vec<f32>, LearnerError> {
         self.with_trainable(<[f32]>::to_vec)
+    }
+
+    /// The weights that the policy samples with, flat: [`Learner::trainable`] at the precision of the settings.
+    pub fn policy_weights(&self) -> Result<Vec<f32>, LearnerError> {
+        let mut weights = self.trainable()?;
+        lock(&self.compute).to_policy(&mut weights);
+        Ok(weights)
     }
 
     /// BLAKE3 of the trainable weights' little-endian f32 bytes, hex.

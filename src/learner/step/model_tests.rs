@@ -104,6 +104,69 @@ fn kl_to_the_fixed_reference_grows_from_zero() {
 }
 
 #[test]
+fn bf16_weights_are_trained_through_f32_masters() {
+    use crate::model::Precision;
+    let settings = LearnerConfig { learning_rate: 1e-5, weight_decay: 0.0, grad_clip: 0.0, ..config() };
+    let bf16 = LearnerConfig { precision: Precision::Bf16, ..settings.clone() };
+    for family in FAMILIES {
+        let c = model(family);
+        let params = Params::random(&c, 3, 0.2);
+        let mut rounded = params.clone();
+        Precision::Bf16.round(rounded.data_mut());
+        assert_ne!(params, rounded);
+        let mut masters = Learner::full(&c, params.clone(), 1, bf16.clone()).unwrap();
+        let mut plain = Learner::full(&c, rounded.clone(), 1, settings.clone()).unwrap();
+        assert_eq!(masters.policy_weights().unwrap(), rounded.data());
+        let (a, b) = (taken(masters.step(1, 0.9, &groups(1)).unwrap()), taken(plain.step(1, 0.9, &groups(1)).unwrap()));
+        // The same policy, the same reference: the same numbers and gradient, added to other weights.
+        assert_eq!((a.loss, a.kl, a.entropy, a.grad_norm), (b.loss, b.kl, b.entropy, b.grad_norm), "{family:?}");
+        assert_eq!(masters.optimizer.first_moments(), plain.optimizer.first_moments());
+        let (after, other) = (masters.trainable().unwrap(), plain.trainable().unwrap());
+        for (i, ((new, old), (n, o))) in
+            after.iter().zip(params.data()).zip(other.iter().zip(rounded.data())).enumerate()
+        {
+            assert!(((new - old) - (n - o)).abs() < 2e-7, "{family:?} {i}: {old} became {new}, {o} became {n}");
+        }
+        // Most moves are below what bf16 can show, and are not lost.
+        let mut shown = after.clone();
+        Precision::Bf16.round(&mut shown);
+        assert_eq!(masters.policy_weights().unwrap(), shown);
+        let moved = after.iter().zip(params.data()).filter(|(a, b)| a != b).count();
+        let visible = shown.iter().zip(rounded.data()).filter(|(a, b)| a != b).count();
+        assert!(visible * 10 < moved, "{family:?}: {visible} of {moved}");
+        assert_eq!(taken(masters.step(2, 0.9, &groups(2)).unwrap()).step, 2);
+    }
+    // A frozen base is rounded once, adapters are not.
+    let (c, settings) = (model(Family::Llama), LearnerConfig { learning_rate: 1e-3, ..settings });
+    let layout = LoraConfig { rank: 4, alpha: 8.0, targets: LoraTarget::all(&c) };
+    let (params, adapters) = (Params::random(&c, 3, 0.2), LoraParams::new(&c, &layout, 5).unwrap());
+    let mut rounded = params.clone();
+    Precision::Bf16.round(rounded.data_mut());
+    let bf16 = LearnerConfig { precision: Precision::Bf16, ..settings.clone() };
+    let mut a = Learner::lora(&c, params, adapters.clone(), 1, bf16).unwrap();
+    let mut b = Learner::lora(&c, rounded, adapters, 1, settings).unwrap();
+    for step in 1..3 {
+        assert_eq!(taken(a.step(step, 0.9, &groups(step)).unwrap()), taken(b.step(step, 0.9, &groups(step)).unwrap()));
+    }
+    assert_eq!(a.policy_weights().unwrap(), a.trainable().unwrap());
+}
+
+#[test]
+fn recomputed_activations_give_the_same_bits() {
+    for family in FAMILIES {
+        for make in [full, lora] {
+            let again = LearnerConfig { recompute_activations: true, ..config() };
+            let (mut kept, mut made) = (make(family, 1, config()), make(family, 2, again));
+            for step in 1..3 {
+                let (a, b) =
+                    (kept.step(step, 0.9, &groups(step)).unwrap(), made.step(step, 0.9, &groups(step)).unwrap());
+                assert_eq!(taken(a), taken(b), "{family:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn same_bits_for_any_thread_count() {
     let run = |threads: usize| {
         let mut l = full(Family::Qwen3, threads, LearnerConfig { entropy_coef: 0.01, ..config() });

@@ -166,7 +166,13 @@ pub struct Plan {
     padded_rows: usize,
     /// (segment, first query token), longest work first would not change results; kept in order.
     blocks: Vec<(usize, usize)>,
+    /// First of each segment's blocks.
+    first_block: Vec<usize>,
 }
+
+/// The query blocks of a plan that hold a row whose output somebody needs.
+#[derive(Debug, Clone, Default)]
+pub struct Needed(Vec<bool>);
 
 impl Plan {
     /// Segments follow each other; `lengths[i] = (rows, prefix)`.
@@ -175,6 +181,7 @@ impl Plan {
         for (i, &(len, prefix)) in lengths.iter().enumerate() {
             p.segments.push(Segment { start: p.rows, len, prefix });
             p.padded.push(p.padded_rows);
+            p.first_block.push(p.blocks.len());
             p.blocks.extend((0..len).step_by(QUERIES).map(|q| (i, q)));
             p.rows += len;
             p.padded_rows += len.div_ceil(NR) * NR;
@@ -190,6 +197,17 @@ impl Plan {
     /// The segments.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
+    }
+
+    /// The query blocks that hold one of these rows (rising).
+    pub fn needed(&self, rows: &[u32]) -> Needed {
+        let holds = |&(si, q0): &(usize, usize)| {
+            let s = self.segments[si];
+            let (from, to) = (s.start + q0, s.start + (q0 + QUERIES).min(s.len));
+            let at = rows.partition_point(|r| (*r as usize) < from);
+            rows.get(at).is_some_and(|r| (*r as usize) < to)
+        };
+        Needed(self.blocks.iter().map(holds).collect())
     }
 
     /// Floats of a panel buffer for `h`.
@@ -295,11 +313,12 @@ pub struct AttnBuffers {
 }
 
 /// Causal attention of all segments: `out [rows][q heads * dim]`, and `lse` (log-sum-exp of every row's
-/// scores, `[kv head][row][group]`) for the backward.
+/// scores, `[kv head][row][group]`) for the backward. With `needed`, only of its query blocks; other rows are left as
+/// they are.
 pub fn attention(
     exec: Exec,
     h: Heads,
-    plan: &Plan,
+    (plan, needed): (&Plan, Option<&Needed>),
     (q, k, v): (&[f32], &[f32], &[f32]),
     buffers: &mut AttnBuffers,
     out: &mut [f32],
@@ -308,11 +327,15 @@ pub fn attention(
     plan.check(h, q, k, v);
     let n = plan.rows;
     assert!(out.len() >= n * h.q() * h.dim && lse.len() >= n * h.q(), "invariant: outputs");
+    assert!(needed.is_none_or(|n| n.0.len() == plan.blocks.len()), "invariant: blocks");
     panels(exec, h, plan, k, &mut buffers.kt);
     let kt = &buffers.kt;
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     exec.each(plan.blocks.len() * h.kv, |t| {
         let ((si, q0), g) = (plan.blocks[t / h.kv], t % h.kv);
+        if needed.is_some_and(|n| !n.0[t / h.kv]) {
+            return;
+        }
         let seg = plan.segments[si];
         let tokens = (seg.len - q0).min(QUERIES);
         let rows = tokens * h.group;
@@ -444,6 +467,7 @@ pub fn attend_pages<'a>(
 struct Back<'a> {
     h: Heads,
     plan: &'a Plan,
+    needed: Option<&'a Needed>,
     g: usize,
     si: usize,
     q: *const f32,
@@ -498,13 +522,18 @@ unsafe fn backward_k<I: Isa>(a: &Back<'_>) {
             let rows = (seg.len - q0).min(QUERIES) * h.group;
             let first = (a.g * n + seg.start + q0) * h.group;
             let (q, dq) = (a.q.add(first * w), a.dq.add(first * w));
+            dq.write_bytes(0, rows * w);
+            if let Some(n) = a.needed
+                && !n.0[plan.first_block[a.si] + q0 / QUERIES]
+            {
+                continue;
+            }
             for r in 0..rows {
                 let at = (seg.start + q0 + r / h.group) * ld + (a.g * h.group + r % h.group) * h.dim;
                 std::ptr::copy_nonoverlapping(a.dout.add(at), a.dy.add(r * w), h.dim);
                 a.dy.add(r * w + h.dim).write_bytes(0, w - h.dim);
                 *a.delta.add(r) = dot::<I>(a.dout.add(at), a.out.add(at), h.dim);
             }
-            dq.write_bytes(0, rows * w);
             let own = (a.g * n + seg.start) * w;
             // A loop, not a closure: closures would not be compiled for the instruction set.
             for part in 0..2 {
@@ -603,11 +632,12 @@ pub struct AttnState<'a> {
     pub lse: &'a [f32],
 }
 
-/// Backward of [`attention`]: gradients of q, k, v in their layouts (overwritten).
+/// Backward of [`attention`]: gradients of q, k, v in their layouts (overwritten). With `needed`, as the forward was given it,
+/// the other query blocks' rows of `dout` count as zero and are not read.
 pub fn attention_backward(
     exec: Exec,
     h: Heads,
-    plan: &Plan,
+    (plan, needed): (&Plan, Option<&Needed>),
     state: AttnState<'_>,
     dout: &[f32],
     buffers: &mut AttnBuffers,
@@ -615,6 +645,7 @@ pub fn attention_backward(
 ) {
     plan.check(h, state.q, state.k, state.v);
     plan.check(h, dq, dk, dv);
+    assert!(needed.is_none_or(|n| n.0.len() == plan.blocks.len()), "invariant: blocks");
     let (n, w) = (plan.rows, h.width);
     let flat = n * h.q() * h.dim;
     assert!(state.out.len() >= flat && dout.len() >= flat && state.lse.len() >= n * h.q(), "invariant: rows");
@@ -643,6 +674,7 @@ pub fn attention_backward(
             let back = Back {
                 h,
                 plan,
+                needed,
                 g,
                 si,
                 q: state.q.as_ptr(),

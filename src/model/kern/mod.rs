@@ -13,7 +13,9 @@ mod rows;
 mod score;
 mod simd;
 
-pub use attn::{AttnBuffers, AttnState, KEYS, PagedRun, PagedState, Plan, attend_pages, attention, attention_backward};
+pub use attn::{
+    AttnBuffers, AttnState, KEYS, Needed, PagedRun, PagedState, Plan, attend_pages, attention, attention_backward,
+};
 pub use gemm::{Mat, PackedBuf, gemm, gemm_outer};
 pub use heads::{Heads, MAX_HEAD, QkNorm, RopeTable, split_heads, split_heads_backward};
 pub use rows::{

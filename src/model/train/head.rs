@@ -12,19 +12,16 @@ const CHUNK_LOGITS: usize = 1 << 23;
 /// The scored rows of one forward.
 #[derive(Debug, Default)]
 pub(super) struct Head {
-    /// Row of the residual stream and token of each target.
-    pub(super) rows: Vec<u32>,
+    /// Token of each target.
     pub(super) tokens: Vec<u32>,
     pub(super) scored: Vec<Scored>,
     inv_t: f32,
-    xs: Vec<f32>,
     hs: Vec<f32>,
     r: Vec<f32>,
     logits: Vec<f32>,
     /// `logits` holds the whole batch's.
     kept: bool,
     dhs: Vec<f32>,
-    dxs: Vec<f32>,
     up: PackedBuf,
     down: PackedBuf,
     partials: Partials,
@@ -35,17 +32,13 @@ fn chunk_rows(vocab: usize) -> usize {
 }
 
 impl Head {
-    /// Scores every target at logits times `inv_t`, from the residual stream `x`.
-    pub(super) fn forward(&mut self, exec: Exec, w: &Weights<'_>, x: &[f32], inv_t: f32) {
-        let (m, d, v) = (self.rows.len(), w.config.hidden_size, w.config.vocab_size);
+    /// Scores every target at logits times `inv_t`, from the residual stream's rows `[targets, hidden]`.
+    pub(super) fn forward(&mut self, exec: Exec, w: &Weights<'_>, xs: &[f32], inv_t: f32) {
+        let (m, d, v) = (self.tokens.len(), w.config.hidden_size, w.config.vocab_size);
         self.inv_t = inv_t;
-        let xs = room(&mut self.xs, m * d);
-        for (to, row) in xs.chunks_exact_mut(d).zip(&self.rows) {
-            to.copy_from_slice(&x[*row as usize * d..][..d]);
-        }
         let hs = room(&mut self.hs, m * d);
         let norm = w.slice(w.layout.final_norm, d);
-        rms_norm(exec, xs, norm, w.config.rms_norm_eps as f32, hs, room(&mut self.r, m));
+        rms_norm(exec, &xs[..m * d], norm, w.config.rms_norm_eps as f32, hs, room(&mut self.r, m));
         self.up.pack(exec, d, v, Mat::transposed(w.slice(w.layout.head, v * d), d));
         self.scored.clear();
         self.scored.resize(m, Scored::default());
@@ -59,18 +52,18 @@ impl Head {
         self.kept = m <= rows;
     }
 
-    /// Gradient of the residual stream's rows into `dx` (other rows zero); without adapters adds the
-    /// gradients of the head and the final norm to `grad`.
+    /// Gradient of the residual stream's rows `xs` into `dxs`; without adapters adds the gradients of the head and the final
+    /// norm to `grad`.
     pub(super) fn backward(
         &mut self,
         exec: Exec,
         w: &Weights<'_>,
         dlogp: &[f32],
         dentropy: Option<&[f32]>,
-        dx: &mut [f32],
+        (xs, dxs): (&[f32], &mut [f32]),
         grad: &mut [f32],
     ) {
-        let (m, d, v) = (self.rows.len(), w.config.hidden_size, w.config.vocab_size);
+        let (m, d, v) = (self.tokens.len(), w.config.hidden_size, w.config.vocab_size);
         let base = w.lora.is_none();
         self.down.pack(exec, v, d, Mat::rows(w.slice(w.layout.head, v * d), d));
         let dhs = room(&mut self.dhs, m * d);
@@ -96,11 +89,6 @@ impl Head {
         self.kept = false;
         let (r, norm) = (&self.r[..m], w.slice(w.layout.final_norm, d));
         let dw = base.then(|| (&mut grad[w.layout.final_norm..w.layout.final_norm + d], &mut self.partials));
-        let dxs = room(&mut self.dxs, m * d);
-        rms_norm_backward(exec, (&self.xs, norm, r), dhs, dxs, false, dw);
-        dx.fill(0.0);
-        for (from, row) in dxs.chunks_exact(d).zip(&self.rows) {
-            dx[*row as usize * d..][..d].copy_from_slice(from);
-        }
+        rms_norm_backward(exec, (&xs[..m * d], norm, r), dhs, dxs, false, dw);
     }
 }

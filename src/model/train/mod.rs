@@ -20,6 +20,7 @@ use super::lora::{LoraLayout, LoraParams};
 use super::params::{Layout, Params, check_len};
 use super::weights::Weights;
 use head::Head;
+pub use layers::Keep;
 pub(super) use layers::room;
 use layers::{Blocks, Rows};
 
@@ -89,6 +90,12 @@ impl Trainer {
         })
     }
 
+    /// What the next forwards keep for their backward.
+    pub fn keep(&mut self, keep: Keep) {
+        self.held = 0;
+        self.blocks.keep = keep;
+    }
+
     /// The model's shape.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -147,7 +154,7 @@ impl Trainer {
         let w = Weights { config, layout, base, lora };
         in_pool(pool.as_ref(), || {
             blocks.forward(*exec, &w, rows, rope);
-            head.forward(*exec, &w, &blocks.x, 1.0 / temperature);
+            head.forward(*exec, &w, &blocks.top, 1.0 / temperature);
         });
         self.generation += 1;
         self.held = self.generation;
@@ -196,15 +203,15 @@ impl Trainer {
         if self.held_lora != lora.map(|(_, v)| v.len()) {
             return Err(ModelError::Batch("backward with other adapters than its forward".into()));
         }
-        let targets = self.head.rows.len();
+        let targets = self.head.tokens.len();
         check_len("gradient of log-probs", targets, dlogp.len())?;
         check_len("gradient of entropies", targets, dentropy.map_or(targets, <[f32]>::len))?;
         check_len("gradient", lora.map_or(self.layout.total(), |(l, _)| l.total()), grad.len())?;
         let Trainer { config, layout, exec, pool, rope, rows, blocks, head, .. } = self;
         let w = Weights { config, layout, base, lora };
         in_pool(pool.as_ref(), || {
-            let n = rows.plan.rows() * config.hidden_size;
-            head.backward(*exec, &w, dlogp, dentropy, layers::room(&mut blocks.dx, n), grad);
+            let dtop = room(&mut blocks.dtop, rows.trained.len() * config.hidden_size);
+            head.backward(*exec, &w, dlogp, dentropy, (&blocks.top, dtop), grad);
             blocks.backward(*exec, &w, rows, rope, grad);
         });
         Ok(())
@@ -219,7 +226,7 @@ impl Trainer {
 
     /// Rows, positions, segments and targets of a checked batch: prefixes first, then rows.
     fn lay_out(&mut self, batch: &TrainBatch) {
-        let Rows { plan, ids, pos } = &mut self.rows;
+        let Rows { plan, ids, pos, trained, needed } = &mut self.rows;
         let prefixes = batch.prefixes.iter().map(|p| (p, None));
         let all: Vec<_> = prefixes.chain(batch.rows.iter().map(|r| (&r.ids, r.prefix))).collect();
         ids.clear();
@@ -232,12 +239,13 @@ impl Trainer {
             lengths.push((segment.len(), prefix));
         }
         *plan = Plan::new(&lengths);
-        self.head.rows.clear();
+        trained.clear();
         self.head.tokens.clear();
         for (row, segment) in batch.rows.iter().zip(&plan.segments()[batch.prefixes.len()..]) {
-            self.head.rows.extend(row.targets.iter().map(|t| segment.start as u32 + t.0));
+            trained.extend(row.targets.iter().map(|t| segment.start as u32 + t.0));
             self.head.tokens.extend(row.targets.iter().map(|t| t.1));
         }
+        *needed = plan.needed(trained);
     }
 }
 

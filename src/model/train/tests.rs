@@ -183,6 +183,31 @@ fn bits_do_not_depend_on_threads_instruction_set_or_earlier_batches() {
 }
 
 #[test]
+fn layers_run_again_give_the_same_bits_as_kept_ones() {
+    for family in FAMILIES {
+        let c = ModelConfig { num_hidden_layers: 3, ..tiny(family) };
+        let (p, b) = (weights(&c), batch(&c));
+        let l = adapters(&c, &LoraTarget::all(&c));
+        for lora in [None, Some(&l)] {
+            let want = run(&mut Trainer::new(&c, 1).unwrap(), &p, lora, &b);
+            let mut t = Trainer::new(&c, 2).unwrap();
+            t.keep(Keep::Inputs);
+            run(&mut t, &p, lora, &repeated(&b));
+            let got = run(&mut t, &p, lora, &b);
+            assert_eq!((got.logp, got.grad), (want.logp, want.grad.clone()), "{family:?}");
+            // A second backward of one forward, when the activations at hand are those of the first layer.
+            let (dl, de) = coefficients(b.targets());
+            let f = t.forward(&p, lora, &b, 0.9).unwrap();
+            for _ in 0..2 {
+                let mut grad = vec![0.0; want.grad.len()];
+                t.backward(f.generation, &p, lora, &dl, Some(&de), &mut grad).unwrap();
+                assert_eq!(grad, want.grad, "{family:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn parts_of_a_batch_add_up_and_a_second_backward_repeats_the_first() {
     let c = tiny(Family::Qwen3);
     let (p, b) = (weights(&c), batch(&c));
