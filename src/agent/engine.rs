@@ -32,6 +32,10 @@ pub trait Decode {
     /// Appends each item's tokens to its sequence and writes the logits after the last token of each
     /// item to `logits`, row by row (`work.len() * vocab`). A row depends on its own sequence only.
     fn forward(&mut self, work: &[(usize, &[u32])], logits: &mut Vec<f32>) -> Result<(), AgentError>;
+    /// Bytes of keys and values held now.
+    fn cache_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Immutable weights from which every engine opens its own cache.
@@ -208,6 +212,9 @@ impl Engine<'_> {
         let next = slot.episode.reply(reply)?;
         let sampling = next == Next::Token;
         slot.sampling = sampling;
+        if sampling && !opened {
+            self.stats.kept_tokens += slot.cached as u64;
+        }
         let group = slot.episode.job().group;
         if opened {
             if let Some(left) = self.members.get_mut(&group) {
@@ -338,6 +345,7 @@ impl Engine<'_> {
         drop(work);
         self.stats.forwards += 1;
         self.stats.model_us += micros;
+        self.stats.cache_bytes = self.stats.cache_bytes.max(self.net.cache_bytes() as u64);
         let tokens: usize = items.iter().map(|(_, n, _)| n).sum();
         let watch = Stopwatch::start();
         for (row, (item, n, complete)) in items.into_iter().enumerate() {
@@ -392,7 +400,12 @@ impl Engine<'_> {
             position: slot.episode.ids().len(),
         })?;
         self.stats.sampled_tokens += 1;
+        let before = slot.episode.ids().len();
         let next = slot.episode.sampled(choice.id, choice.logprob, choice.sampling_logprob)?;
+        // A call that never reaches the environment is answered at once: a turn, too.
+        if next == Next::Token && slot.episode.ids().len() > before + 1 {
+            self.stats.kept_tokens += slot.cached as u64;
+        }
         self.follow(index, next, done)
     }
 

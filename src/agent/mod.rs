@@ -188,7 +188,7 @@ impl Default for Limits {
     }
 }
 
-/// What playing cost. Sums over episodes and engines; durations differ between equal runs.
+/// What playing cost. Sums over episodes and engines, but for the peak of the cache; durations differ between equal runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct PlayStats {
     /// Episodes finished.
@@ -199,8 +199,12 @@ pub struct PlayStats {
     pub prefill_tokens: u64,
     /// Prompt tokens that did not, because a sibling had computed them.
     pub shared_tokens: u64,
+    /// Tokens of earlier turns that did not, because the episode's own cache still held them when a turn's tokens came.
+    pub kept_tokens: u64,
     /// Forward passes.
     pub forwards: u64,
+    /// Most bytes of keys and values that an engine held at once, shared ones once.
+    pub cache_bytes: u64,
     /// Microseconds inside the model.
     pub model_us: u64,
     /// Microseconds between forward passes: choosing tokens, parsing, templates and, with
@@ -219,16 +223,27 @@ impl PlayStats {
         self.sampled_tokens += other.sampled_tokens;
         self.prefill_tokens += other.prefill_tokens;
         self.shared_tokens += other.shared_tokens;
+        self.kept_tokens += other.kept_tokens;
         self.forwards += other.forwards;
+        self.cache_bytes = self.cache_bytes.max(other.cache_bytes);
         self.model_us += other.model_us;
         self.choose_us += other.choose_us;
         self.wait_us += other.wait_us;
         self.total_us += other.total_us;
     }
 
-    /// Sampled tokens per second of wall time; 0 before anything was played.
+    /// Sampled tokens per second of the engines' time (of each engine, where several play side by side); 0 before
+    /// anything was played.
     pub fn tokens_per_second(&self) -> f64 {
         if self.total_us == 0 { 0.0 } else { self.sampled_tokens as f64 * 1e6 / self.total_us as f64 }
+    }
+
+    /// Share of the context tokens, in [0, 1], that no forward pass had to compute: a sibling had, or an earlier turn. 0
+    /// before anything was played.
+    pub fn cache_hits(&self) -> f64 {
+        let found = self.shared_tokens + self.kept_tokens;
+        let all = found + self.prefill_tokens;
+        if all == 0 { 0.0 } else { found as f64 / all as f64 }
     }
 }
 

@@ -73,6 +73,10 @@ impl Decode for Network<'_> {
         *logits = self.decoder.forward(&mut self.cache, &work?).map_err(failed)?;
         Ok(())
     }
+
+    fn cache_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
 }
 
 #[cfg(test)]

@@ -66,6 +66,10 @@ fn alone_or_in_any_company_the_same_bits() {
         let limits = Limits { turn_tokens: 60, turns: 4, env_steps: 4, ..Limits::default() };
         let (all, stats) = play(&agent, &toy, &jobs, &limits);
         assert!(stats.shared_tokens > 0);
+        // 64 tokens of 2 layers, 2 heads (padded to 16), keys and values a page: all episodes at once, prompts shared.
+        let page = 64 * 2 * 2 * 16 * 2 * 4;
+        let longest: u64 = all.iter().map(|r| (r.ids.len() as u64).div_ceil(64)).sum();
+        assert!(stats.cache_bytes >= 32 * page && stats.cache_bytes <= (longest + 4) * page, "{}", stats.cache_bytes);
         assert!(all.iter().any(|r| r.sampled.len() > 2), "several messages");
         assert!(all.iter().any(|r| r.end == EndReason::Done));
         let distinct: std::collections::BTreeSet<_> = all.iter().map(|r| r.ids.clone()).collect();

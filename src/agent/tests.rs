@@ -247,6 +247,10 @@ fn records_do_not_depend_on_company_order_or_timing() {
     assert!(scores.len() >= 3, "{scores:?}");
     assert!(all.iter().any(|r| r.actions.len() > 3));
     assert_eq!(stats.sampled_tokens, all.iter().map(|r| r.logprobs.len() as u64).sum::<u64>());
+    // A later turn begins on what was in the cache: all but the last token sampled before.
+    let runs = all.iter().flat_map(|r| r.sampled.windows(2));
+    assert_eq!(stats.kept_tokens, runs.map(|w| u64::from(w[0].0 + w[0].1 - 1)).sum::<u64>());
+    assert!(stats.kept_tokens > 0 && stats.cache_hits() > 0.5 && stats.cache_hits() < 1.0);
     // Each group's prompt went through the model once.
     assert_eq!(stats.shared_tokens, all.iter().filter(|r| r.key.k > 0).map(|r| u64::from(r.prompt_len)).sum::<u64>());
 

@@ -137,6 +137,23 @@ fn page(s: &Summary, dir: &Path) -> Result<(), Failure> {
         ] {
             rows.push(row(name, share(x)));
         }
+        let p = &s.sampling;
+        if p.sampled_tokens > 0 {
+            let sampled = format!(
+                "{:.0} tokens/s over {} tokens",
+                p.sampled_tokens as f64 / (t.sampling + t.environment),
+                p.sampled_tokens
+            );
+            rows.push(row("  sampled", sampled));
+            let found = format!(
+                "{:.1} % of context tokens found ({} of siblings, {} of earlier turns), peak {:.1} MiB",
+                100.0 * p.cache_hits(),
+                p.shared_tokens,
+                p.kept_tokens,
+                p.cache_bytes as f64 / f64::from(1 << 20)
+            );
+            rows.push(row("  cache", found));
+        }
         for l in &s.latencies {
             let ms = |us: u64| us as f64 / 1000.0;
             rows.push(row(

@@ -1,5 +1,6 @@
 //! Where the wall time of the critical path goes.
 
+use crate::agent::PlayStats;
 use crate::pipeline::Latencies;
 use crate::world::Stopwatch;
 
@@ -29,16 +30,24 @@ pub struct Clock {
     step: Stopwatch,
     micros: [u64; 6],
     latencies: Latencies,
+    played: PlayStats,
 }
 
 impl Clock {
     /// Starts now.
     pub fn start() -> Clock {
-        Clock { whole: Stopwatch::start(), step: Stopwatch::start(), micros: [0; 6], latencies: Latencies::default() }
+        Clock {
+            whole: Stopwatch::start(),
+            step: Stopwatch::start(),
+            micros: [0; 6],
+            latencies: Latencies::default(),
+            played: PlayStats::default(),
+        }
     }
 
     /// A sampling stage took `wall`; its environments worked `environment` in `threads` threads.
-    pub fn sampling(&mut self, wall: u64, environment: u64, threads: u64) {
+    pub fn sampling(&mut self, played: &PlayStats, wall: u64, environment: u64, threads: u64) {
+        self.played.add(played);
         let environment = (environment / threads.max(1)).min(wall);
         self.micros[0] += wall - environment;
         self.micros[1] += environment;
@@ -72,6 +81,11 @@ impl Clock {
         let micros = self.step.micros();
         self.step = Stopwatch::start();
         micros
+    }
+
+    /// What sampling for training cost so far.
+    pub fn played(&self) -> PlayStats {
+        self.played
     }
 
     /// Histograms of the stages.

@@ -166,7 +166,7 @@ impl Run {
             self.settle()?;
         }
         let mut summary = summarise(&self.dir, self.ledger.state(), self.ledger.facts_digest(), self.ledger.events())?;
-        summary.measured(self.clock.seconds(), self.clock.latencies().rows());
+        summary.measured(self.clock.seconds(), self.clock.played(), self.clock.latencies().rows());
         Ok(summary)
     }
 

@@ -52,7 +52,7 @@ impl Run {
         let mut environment = 0;
         let watch = Stopwatch::start();
         let ledger = &mut self.ledger;
-        play(&self.env, agent.as_ref(), groups, &stages, self.clock.latencies(), &mut |record| {
+        let played = play(&self.env, agent.as_ref(), groups, &stages, self.clock.latencies(), &mut |record| {
             environment += record.environment_us;
             let duration = record.sampling_us + record.environment_us;
             if let Reward::Unscored(reason) = &record.reward {
@@ -68,7 +68,7 @@ impl Run {
             observer.progress(Progress::Sampled { done, of });
             Ok(())
         })?;
-        self.clock.sampling(watch.micros(), environment, stages.threads as u64);
+        self.clock.sampling(&played, watch.micros(), environment, stages.threads as u64);
         self.settle()
     }
 }

@@ -1,6 +1,7 @@
 //! What a run came to: the last line of `train --json`, and the page a person reads.
 
 use super::{RunError, Seconds};
+use crate::agent::PlayStats;
 use crate::event::Origin;
 use crate::pipeline::LatencyRow;
 use crate::project::State;
@@ -40,6 +41,8 @@ pub struct Summary {
     pub tasks: BTreeMap<String, u64>,
     /// Seconds on the critical path of this process, by stage; zero when only a summary is printed.
     pub seconds: Seconds,
+    /// What sampling for training cost in this process, not counting evaluation.
+    pub sampling: PlayStats,
     /// Latencies of the stages in this process.
     pub latencies: Vec<LatencyRow>,
     /// Durable events.
@@ -56,8 +59,9 @@ pub struct Summary {
 
 impl Summary {
     /// Adds what this process measured.
-    pub fn measured(&mut self, seconds: Seconds, latencies: Vec<LatencyRow>) {
+    pub fn measured(&mut self, seconds: Seconds, sampling: PlayStats, latencies: Vec<LatencyRow>) {
         self.seconds = seconds;
+        self.sampling = sampling;
         self.latencies = latencies;
     }
 }
@@ -113,6 +117,7 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
             .map(|o| (word(o), state.tasks.by_origin().get(&o).copied().unwrap_or(0)))
             .collect(),
         seconds: Seconds::default(),
+        sampling: PlayStats::default(),
         latencies: Vec::new(),
         events,
         facts_digest,
