@@ -95,14 +95,23 @@ settings! {
     /// Advantages, loss, optimiser.
     learner: Learner {
         loss: String = "dapo".into(), "grpo | dapo | dr_grpo | bnpo | gspo | cispo | gpg", "Loss, by the names of TRL and verl.";
-        scale: String = "group".into(), "group | batch | none", "Advantage scaling.";
+        advantage: String = "auto".into(), "auto | grpo | rloo | gpg", "Advantage estimator; auto = gpg for the loss gpg, else grpo.";
+        scale: String = "auto".into(), "auto | group | batch | none", "What grpo advantages are divided by; auto = none for the loss dr_grpo, else the group's standard deviation.";
         advantage_eps: f64 = 1e-4, "score", "Added to the standard deviation.";
-        epsilon_low: f64 = 0.20, "ratio", "Clip below.";
-        epsilon_high: f64 = 0.28, "ratio", "Clip above.";
+        epsilon_low: f64 = 0.0, "ratio; 0 = the loss's own", "Clip below: .2; gspo 3e-4.";
+        epsilon_high: f64 = 0.0, "ratio; 0 = the loss's own", "Clip above: .28; gspo 4e-4; cispo 5, where it is the bound of the ratio itself.";
+        delta: f64 = 0.0, "ratio; 0 = off", "Two-sided clipping: cap of the unclipped ratio.";
         dual_clip: f64 = 3.0, "ratio; 0 = off", "Bound of the loss for negative advantages.";
         beta: f64 = 1e-3, "weight", "Weight of the KL term to the reference policy; 0 = no reference is computed.";
         kl: String = "k3".into(), "k1 | k2 | k3", "KL estimator.";
         entropy_bonus: f64 = 0.0, "weight", "Weight of the entropy bonus.";
+        correction: String = "none".into(), "none | tis | mis", "Weight for a sampler whose log-probs are not the trainer's (top-p, another engine): truncated importance sampling, or 0 outside the bounds.";
+        correction_level: String = "token".into(), "token | sequence", "Whether a token or its whole sequence is weighted.";
+        correction_max: f64 = 2.0, "weight", "Upper bound of the correction.";
+        correction_min: f64 = 0.0, "weight; 0 = none", "Lower bound of the correction.";
+        overlong_ramp: u32 = 0, "tokens; 0 = off", "Soft overlong punishment (DAPO): scores fall over so many tokens before overlong_max.";
+        overlong_max: u32 = 0, "tokens; 0 = sampling.max_context_tokens", "Completion length at which the whole penalty is reached.";
+        overlong_penalty: f64 = 1.0, "score", "The whole penalty.";
         updates_per_step: u32 = 1, "updates", "Optimiser updates a step (mini-batches of groups).";
         learning_rate: f64 = 1e-6, "per update", "Peak learning rate.";
         schedule: String = "constant".into(), "constant | linear | cosine", "Learning-rate schedule over run.steps.";
@@ -111,7 +120,8 @@ settings! {
         weight_decay: f64 = 0.01, "per update, times lr", "Decoupled weight decay.";
         beta1: f64 = 0.9, "decay", "AdamW first moment.";
         beta2: f64 = 0.999, "decay", "AdamW second moment.";
-        max_grad_norm: f64 = 1.0, "norm", "Global gradient-norm clipping.";
+        adam_eps: f64 = 1e-8, "gradient", "Added to the root of AdamW's second moment.";
+        max_grad_norm: f64 = 1.0, "norm; 0 = off", "Global gradient-norm clipping.";
         micro_batch_tokens: u32 = 8192, "tokens", "Tokens of a micro-batch; bounds memory, never changes the loss.";
         recompute_activations: bool = false, "true | false", "Keep only each layer's input and run its forward again in the backward: the same bits, less memory, more time.";
         precision: String = "f32".into(), "f32 | bf16", "Weights that the policy computes with; trained weights, moments and gradient stay f32.";

@@ -3,12 +3,13 @@
 use super::RunError;
 use crate::agent::Limits;
 use crate::config::Settings;
-use crate::decide::advantage::Scale;
+use crate::decide::advantage::{Estimator, Scale};
 use crate::env::Environment;
 use crate::env::bfcl::{Bfcl, BfclOptions};
 use crate::env::desk::{self, Desk};
 use crate::env::stdio::Bounds;
 use crate::learner::LearnerConfig;
+use crate::learner::loss::{Correction, Overlong};
 use crate::learner::schedule::Schedule;
 use crate::model::Precision;
 use crate::pipeline::Plan;
@@ -79,18 +80,35 @@ pub fn play_plan(settings: &Settings, limits: Limits, stop: Arc<AtomicBool>) -> 
 pub fn learner_config(settings: &Settings) -> Result<LearnerConfig, RunError> {
     let s = &settings.learner;
     let updates = u64::from(s.updates_per_step);
-    let dapo_like = matches!(s.loss.as_str(), "gspo" | "cispo");
+    let given = |x: f64| (x != 0.0).then_some(x);
+    let correction = match s.correction.as_str() {
+        "none" => None,
+        kind => Some(Correction {
+            kind: word("learner.correction", kind)?,
+            level: word("learner.correction_level", &s.correction_level)?,
+            max: s.correction_max,
+            min: given(s.correction_min),
+        }),
+    };
+    let longest = match s.overlong_max {
+        0 => settings.sampling.max_context_tokens,
+        max => max,
+    };
+    let overlong = Overlong { max: longest, cache: s.overlong_ramp, factor: s.overlong_penalty };
     Ok(LearnerConfig {
         loss: word("learner.loss", &s.loss)?,
-        // gspo and cispo have their own ranges; the settings' defaults are those of the clipped losses.
-        epsilon_low: (!dapo_like).then_some(s.epsilon_low),
-        epsilon_high: (!dapo_like).then_some(s.epsilon_high),
+        epsilon_low: given(s.epsilon_low),
+        epsilon_high: given(s.epsilon_high),
+        delta: s.delta,
         dual_clip: s.dual_clip,
+        correction,
+        overlong: (s.overlong_ramp > 0).then_some(overlong),
+        advantage: chosen::<Estimator>("learner.advantage", &s.advantage)?,
         beta: s.beta,
         kl: word("learner.kl", &s.kl)?,
         max_completion_length: settings.sampling.max_context_tokens,
         entropy_coef: s.entropy_bonus,
-        scale: Some(word::<Scale>("learner.scale", &s.scale)?),
+        scale: chosen::<Scale>("learner.scale", &s.scale)?,
         advantage_eps: s.advantage_eps,
         learning_rate: s.learning_rate,
         schedule: word::<Schedule>("learner.schedule", &s.schedule)?,
@@ -99,6 +117,7 @@ pub fn learner_config(settings: &Settings) -> Result<LearnerConfig, RunError> {
         min_learning_rate_ratio: s.final_lr_share,
         adam_beta1: s.beta1,
         adam_beta2: s.beta2,
+        adam_eps: s.adam_eps,
         weight_decay: s.weight_decay,
         grad_clip: s.max_grad_norm,
         updates_per_step: s.updates_per_step,
@@ -107,8 +126,12 @@ pub fn learner_config(settings: &Settings) -> Result<LearnerConfig, RunError> {
         precision: word::<Precision>("learner.precision", &s.precision)?,
         skip_zero_advantage: s.skip_zero_advantage,
         max_skips: s.max_skipped,
-        ..LearnerConfig::default()
     })
+}
+
+/// A word's meaning; none for `auto`.
+fn chosen<T: DeserializeOwned>(key: &str, value: &str) -> Result<Option<T>, RunError> {
+    if value == "auto" { Ok(None) } else { word(key, value).map(Some) }
 }
 
 fn word<T: DeserializeOwned>(key: &str, value: &str) -> Result<T, RunError> {
@@ -144,4 +167,62 @@ pub(super) fn planned_settings(dir: &Path) -> Result<Settings, RunError> {
     let text =
         std::fs::read_to_string(dir.join(PLAN)).map_err(|_| RunError::NothingToResume { dir: dir.to_path_buf() })?;
     Ok(crate::config::from_recorded(&text, dir)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::learner::loss::{CorrectionKind, CorrectionLevel, LossKind};
+
+    fn with(change: impl FnOnce(&mut Settings)) -> LearnerConfig {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        let config = learner_config(&settings).unwrap();
+        config.validate().unwrap();
+        config
+    }
+
+    #[test]
+    fn every_loss_starts_from_its_own_ranges_and_estimator() {
+        let table = [
+            ("grpo", LossKind::Grpo, 0.2, 0.28, Estimator::Grpo, Scale::Group),
+            ("dapo", LossKind::Dapo, 0.2, 0.28, Estimator::Grpo, Scale::Group),
+            ("dr_grpo", LossKind::DrGrpo, 0.2, 0.28, Estimator::Grpo, Scale::None),
+            ("bnpo", LossKind::Bnpo, 0.2, 0.28, Estimator::Grpo, Scale::Group),
+            ("gspo", LossKind::Gspo, 3e-4, 4e-4, Estimator::Grpo, Scale::Group),
+            ("cispo", LossKind::Cispo, 0.2, 5.0, Estimator::Grpo, Scale::Group),
+            ("gpg", LossKind::Gpg, 0.2, 0.28, Estimator::Gpg, Scale::Group),
+        ];
+        for (word, kind, low, high, estimator, scale) in table {
+            let c = with(|s| s.learner.loss = word.into());
+            let loss = c.loss_config();
+            assert_eq!((loss.kind, loss.epsilon_low, loss.epsilon_high), (kind, low, high));
+            assert_eq!((loss.delta, loss.dual_clip, loss.correction), (None, Some(3.0), None), "{word}");
+            assert_eq!((c.advantage_config().estimator, c.advantage_config().scale), (estimator, scale), "{word}");
+            assert_eq!(c.overlong, None);
+        }
+    }
+
+    #[test]
+    fn what_is_set_reaches_the_learner() {
+        let c = with(|s| {
+            let l = &mut s.learner;
+            (l.loss, l.advantage, l.scale) = ("dr_grpo".into(), "rloo".into(), "batch".into());
+            (l.epsilon_low, l.epsilon_high, l.delta, l.dual_clip) = (0.1, 0.3, 1.5, 0.0);
+            (l.correction, l.correction_level) = ("mis".into(), "sequence".into());
+            (l.correction_max, l.correction_min) = (4.0, 0.25);
+            (l.overlong_ramp, l.overlong_penalty, l.adam_eps, l.max_grad_norm) = (50, 0.5, 1e-6, 0.0);
+            (l.recompute_activations, l.precision) = (true, "bf16".into());
+            s.sampling.max_context_tokens = 700;
+        });
+        let loss = c.loss_config();
+        assert_eq!((loss.epsilon_low, loss.epsilon_high, loss.delta, loss.dual_clip), (0.1, 0.3, Some(1.5), None));
+        let (kind, level) = (CorrectionKind::Mis, CorrectionLevel::Sequence);
+        assert_eq!(loss.correction, Some(Correction { kind, level, max: 4.0, min: Some(0.25) }));
+        assert_eq!((c.advantage_config().estimator, c.advantage_config().scale), (Estimator::Rloo, Scale::Batch));
+        assert_eq!(c.overlong, Some(Overlong { max: 700, cache: 50, factor: 0.5 }));
+        assert_eq!((c.adam_eps, c.grad_clip, c.max_completion_length), (1e-6, 0.0, 700));
+        assert_eq!((c.recompute_activations, c.precision), (true, Precision::Bf16));
+        assert_eq!(with(|s| (s.learner.overlong_ramp, s.learner.overlong_max) = (50, 600)).overlong.unwrap().max, 600);
+    }
 }
