@@ -4,7 +4,7 @@
 use candle_core::{D, Device, Tensor, Var};
 use coevolve::event::{EndReason, Reward, RolloutFinished, RolloutKey};
 use coevolve::learner::{GroupRollouts, Learner, LearnerConfig, UpdateOutcome};
-use coevolve::model::{ModelConfig, Params};
+use coevolve::model::{Keep, ModelConfig, Params, Trainer};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
@@ -44,7 +44,7 @@ fn group(length: u32) -> GroupRollouts {
     let rollout = |k: u32| RolloutFinished {
         key: RolloutKey { step: 1, task: "t".into(), draw: 0, k },
         policy_version: 0,
-        ids: (0..length + 4).map(|i| if i < 4 { i } else { (i * 31 + k * 7) % V as u32 }).collect(),
+        ids: (0..length + 4).map(|i| if i < 4 { i } else { (i * 31 + k * 7) % 64 }).collect(),
         prompt_len: 4,
         sampled: vec![(4, length)],
         logprobs: vec![-11.0; length as usize],
@@ -57,20 +57,29 @@ fn group(length: u32) -> GroupRollouts {
     GroupRollouts { rollouts: (0..4).map(rollout).collect() }
 }
 
-fn learner() -> Learner {
-    let model = ModelConfig::from_json(&format!(
-        r#"{{"model_type": "qwen3", "vocab_size": {V}, "hidden_size": 16, "intermediate_size": 16,
-            "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
+/// Qwen3 of this many layers and width.
+fn model(vocabulary: usize, layers: usize, width: usize) -> ModelConfig {
+    ModelConfig::from_json(&format!(
+        r#"{{"model_type": "qwen3", "vocab_size": {vocabulary}, "hidden_size": {width}, "intermediate_size": {width},
+            "num_hidden_layers": {layers}, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 16,
             "tie_word_embeddings": true, "max_position_embeddings": 4096}}"#
     ))
-    .expect("a configuration");
+    .expect("a configuration")
+}
+
+fn learner(threads: usize) -> Learner {
+    let model = model(V, 1, 16);
     let config = LearnerConfig { entropy_coef: 0.01, ..LearnerConfig::default() };
-    Learner::full(&model, Params::random(&model, 1, 0.1), 2, config).expect("a learner")
+    Learner::full(&model, Params::random(&model, 1, 0.1), threads, config).expect("a learner")
 }
 
 /// Peak of the first step of a new learner: everything that it allocates, and nothing of what it was given.
 fn step(length: u32) -> usize {
-    let (mut learner, groups) = (learner(), [group(length)]);
+    step_of(learner(2), length)
+}
+
+fn step_of(mut learner: Learner, length: u32) -> usize {
+    let groups = [group(length)];
     peak(|| {
         let outcome = learner.step(1, 1.0, &groups).expect("a step");
         assert!(matches!(&outcome.updates[0], UpdateOutcome::Taken(e) if e.trained_tokens == u64::from(4 * length)));
@@ -103,13 +112,29 @@ fn a_step_holds_one_chunk_of_logits() {
     assert!(unfused > 2 * row, "unfused: {unfused} bytes a token, logits are {row}");
     assert!(many < unfused * 1024 / 4, "{many} against {}", unfused * 1024);
 
-    // And step after step the same: nothing is kept.
-    let (mut learner, groups) = (learner(), [group(2)]);
+    // And step after step the same: nothing is kept. (One thread: with several, each has scratch of its own, which it gets
+    // when it first happens to do a piece of work of some kind.)
+    let (mut learner, groups) = (learner(1), [group(2)]);
     let mut steps = |n: u32| {
         let top = peak(|| (0..n).for_each(|s| drop(learner.step(s, 1.0, &groups).expect("a step"))));
         (top, LIVE.load(SeqCst))
     };
     let (_, warm) = steps(3);
-    let ((early, _), (late, end)) = (steps(3), steps(30));
+    let ((early, _), (late, end)) = (steps(3), steps(200));
     assert!(late < early + 4096 && end < warm + 4096, "{early} {late}, {warm} {end}");
+
+    // A token of a deep model costs what is said of it, and less where layers are run again.
+    let deep = model(64, 12, 64);
+    let cost = |keep: Keep| {
+        let recompute_activations = keep == Keep::Inputs;
+        let config = LearnerConfig { recompute_activations, beta: 0.0, ..LearnerConfig::default() };
+        let new = || Learner::full(&deep, Params::random(&deep, 1, 0.1), 2, config.clone()).expect("a learner");
+        ((step_of(new(), 768) - step_of(new(), 256)) / (4 * 512), Trainer::bytes_per_token(&deep, keep))
+    };
+    let (kept, again) = (cost(Keep::Activations), cost(Keep::Inputs));
+    for (measured, said) in [kept, again] {
+        // Beyond that: logits, ids, masks, log-probs and terms of the loss, which do not grow with the model.
+        assert!(measured > said * 9 / 10 && measured < said + 2048, "{measured} bytes a token, {said} said");
+    }
+    assert!(again.0 * 5 < kept.0 * 2, "{again:?} {kept:?}");
 }

@@ -1,8 +1,8 @@
 //! Training on the CPU: log-probs and entropies of chosen tokens, and their exact gradient.
 //!
 //! Equal inputs give equal bits for any number of threads and any instruction set. Memory: about
-//! [`Trainer::bytes_per_token`] for each token of a batch; give a large batch in parts and let the gradient
-//! add up.
+//! [`Trainer::bytes_per_token`] for each token of a batch ([`Keep::Inputs`] makes it less); give a large batch in parts and
+//! let the gradient add up.
 
 mod batch;
 mod experts;
@@ -101,22 +101,26 @@ impl Trainer {
         &self.config
     }
 
-    /// Bytes of workspace that one more token of a batch costs (activations; the parts shared by all
-    /// layers included, logits not).
-    pub fn bytes_per_token(config: &ModelConfig) -> usize {
+    /// Bytes of workspace that one more trained token of a batch costs, logits not counted: the activations that `keep` keeps of
+    /// all layers, and what all layers share. A token that is not trained costs a little less.
+    pub fn bytes_per_token(config: &ModelConfig, keep: Keep) -> usize {
         let c = config;
         let (d, f, width) = (c.hidden_size, c.intermediate_size, c.head_dim.div_ceil(16) * 16);
         let split = (c.num_attention_heads + 2 * c.num_key_value_heads) * width;
-        let raw = if c.qk_norm { c.qkv_dim() } else { 0 };
-        let attention = 2 * d + raw + split + c.q_dim() + 3 * c.num_attention_heads;
+        let raw = if c.qk_norm { c.qkv_dim() + c.num_attention_heads + c.num_key_value_heads } else { 0 };
+        let attention = d + 2 + raw + split + c.q_dim() + c.num_attention_heads;
         let mlp = |l| {
             c.experts(l).map_or(2 * f, |m| m.num_experts_per_tok * (2 * m.moe_intermediate_size + 2) + m.num_experts)
         };
-        let layers: usize = (0..c.num_hidden_layers).map(|l| attention + mlp(l)).sum();
+        let acts = (0..c.num_hidden_layers).map(|l| attention + mlp(l));
+        let kept = match keep {
+            Keep::Activations => acts.sum::<usize>(),
+            Keep::Inputs => acts.max().unwrap_or(0) + d,
+        };
         // A token's share of the experts' scratch, at most one expert at a time.
         let expert = c.moe.as_ref().map_or(0, |m| 3 * d + 4 * m.moe_intermediate_size + 2 * m.num_experts);
-        let shared = 6 * d + c.qkv_dim() + 3 * f + 2 * split + c.q_dim() + expert;
-        (layers + shared) * size_of::<f32>()
+        let shared = 8 * d + c.qkv_dim() + 3 * f + 2 * split + 3 * c.q_dim() + expert;
+        (c.num_hidden_layers * d + kept + shared) * size_of::<f32>()
     }
 
     /// Log-probs (of logits / `temperature`) and entropies of all targets of `batch`.
