@@ -136,5 +136,5 @@ fn a_step_holds_one_chunk_of_logits() {
         // Beyond that: logits, ids, masks, log-probs and terms of the loss, which do not grow with the model.
         assert!(measured > said * 9 / 10 && measured < said + 2048, "{measured} bytes a token, {said} said");
     }
-    assert!(again.0 * 5 < kept.0 * 2, "{again:?} {kept:?}");
+    assert!(again.0 * 2 < kept.0, "{again:?} {kept:?}");
 }
