@@ -1,7 +1,7 @@
 //! One side of the comparison with PyTorch and llama.cpp (`benches/pytorch/README.md`): does a named case once for every
 //! line on standard input, and answers with its seconds and its tokens.
 //!
-//! `cargo bench --bench versus -- [--threads N]`, then lines `train`, `agentic`, `lora`, `sample`, `sample-shared`, `smol-sample`.
+//! `cargo bench --bench versus -- [--threads N]`, then lines `train`, `train-recompute`, `agentic`, `lora`, `sample`, `sample-shared`, `smol-sample`.
 
 use coevolve::agent::sample::{Chooser, Sampling};
 use coevolve::event::{EndReason, Reward, RolloutFinished, RolloutKey};
@@ -175,6 +175,11 @@ fn case(name: &str, threads: usize) -> Result<Case> {
             let c = small();
             let groups = if name == "train" { rollouts(&c, 2, 8, 1, 255) } else { rollouts(&c, 1, 8, 2000, 256) };
             learning(Learner::full(&c, Params::random(&c, 1, 0.02), threads, settings())?, groups)
+        }
+        // No other side: what running the layers again costs.
+        "train-recompute" => {
+            let (c, settings) = (small(), LearnerConfig { recompute_activations: true, ..settings() });
+            learning(Learner::full(&c, Params::random(&c, 1, 0.02), threads, settings)?, rollouts(&c, 2, 8, 1, 255))
         }
         "lora" => {
             let c = smollm2();

@@ -64,8 +64,9 @@ pub struct LearnerConfig {
     /// Token budget of one forward and backward (prompts counted once per group). Default 16384.
     pub micro_batch_tokens: u32,
     /// Keep only the input of each layer and run its forward again in the backward: the same bits in less memory (a token of
-    /// Qwen3-1.7B's shape 0.5 instead of 3.1 MiB, [`crate::model::Trainer::bytes_per_token`]), for about a third more time.
-    /// Default false.
+    /// Qwen3-1.7B's shape 0.5 instead of 3.1 MiB, [`crate::model::Trainer::bytes_per_token`]), for more
+    /// time: 1.15 times with 4 layers (`benches/versus.rs`), somewhat more with many, as the last one is not run again. Default
+    /// false.
     pub recompute_activations: bool,
     /// Precision of the weights that log-probs are computed with, and of a frozen base and the reference. The trained
     /// weights, the moments and the gradient are f32. Default f32.
