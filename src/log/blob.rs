@@ -43,21 +43,20 @@ pub fn write(dir: &Path, payload: &[u8], copies: u32) -> Result<Digest> {
 }
 
 fn write_file(dir: &Path, target: &Path, digest: &Digest, payload: &[u8]) -> Result<()> {
-    // A file of that name that is whole was flushed before it got the name.
-    if is_whole(target, digest) {
-        return Ok(());
-    }
     let root = dir.join("blobs");
     let folder = target.parent().unwrap_or(&root).to_path_buf();
+    let flush_names = || [folder.as_path(), root.as_path(), dir].into_iter().try_for_each(sync_dir);
+    // A file of that name that is whole was flushed before it got the name. The name may not have been: whoever gave it
+    // was killed, had an error, or is about to.
+    if is_whole(target, digest) {
+        return flush_names();
+    }
     std::fs::create_dir_all(&folder).map_err(Error::io("create folder", &folder))?;
     let temporary = folder.join(format!("{digest}.tmp.{:?}", std::thread::current().id()));
     let mut file = File::create(&temporary).map_err(Error::io("create", &temporary))?;
     file.write_all(payload).and_then(|()| file.sync_all()).map_err(Error::io("write", &temporary))?;
     std::fs::rename(&temporary, target).map_err(Error::io("rename to", target))?;
-    for d in [folder.as_path(), root.as_path(), dir] {
-        sync_dir(d)?;
-    }
-    Ok(())
+    flush_names()
 }
 
 fn read_file(path: &Path, digest: &Digest, len: u64) -> std::result::Result<Vec<u8>, String> {

@@ -107,6 +107,9 @@ pub enum Error {
     /// The log was closed, or its committing thread ended.
     #[error("the log is closed")]
     Closed,
+    /// A branch fact that came as a plain event: one that does not fit would stand in the journal for ever.
+    #[error("facts about branches are written by creating, undoing and deleting them, not as events")]
+    BranchFact,
     /// No such branch.
     #[error("no branch {branch} here")]
     NoBranch {

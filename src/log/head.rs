@@ -118,6 +118,11 @@ impl HeadFile {
         let path = path(dir);
         let file =
             File::options().create(true).truncate(false).write(true).open(&path).map_err(Error::io("open", &path))?;
+        // Nothing that stands behind the slots would ever be written over.
+        let slots = 2 * SLOT as u64;
+        if file.metadata().map_err(Error::io("stat", &path))?.len() > slots {
+            file.set_len(slots).map_err(Error::io("cut", &path))?;
+        }
         Ok(HeadFile { path, file, counter })
     }
 
@@ -149,6 +154,13 @@ mod tests {
         // Reopened, the counter goes on.
         HeadFile::open(dir.path()).unwrap().write(&mark(4)).unwrap();
         assert_eq!(read(dir.path()).unwrap(), Some(mark(4)));
+        // What stands behind the slots goes with the next opening for writing.
+        let mut longer = std::fs::read(path(dir.path())).unwrap();
+        longer.extend_from_slice(&[9; 300]);
+        std::fs::write(path(dir.path()), &longer).unwrap();
+        assert!(bad_slots(dir.path()).unwrap() > 0);
+        drop(HeadFile::open(dir.path()).unwrap());
+        assert_eq!((read(dir.path()).unwrap(), bad_slots(dir.path()).unwrap()), (Some(mark(4)), 0));
         // Counter 4 is even: slot 0. Torn, the older slot answers.
         let mut bytes = std::fs::read(path(dir.path())).unwrap();
         bytes[30] ^= 1;

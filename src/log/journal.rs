@@ -37,16 +37,32 @@ pub(crate) struct Journal {
     faults: Faults,
 }
 
-fn create_segment(segments: &Segments, header: &SegmentHeader, dir: &Path, records: &[u8]) -> Result<File> {
+fn create_segment(segments: &Segments, header: &SegmentHeader, dir: &Path) -> Result<File> {
     let path = segments.path(header.segment);
     let file =
         File::options().create(true).truncate(true).write(true).open(&path).map_err(Error::io("create", &path))?;
-    file.write_all_at(&header.encode(), 0)
-        .and_then(|()| file.write_all_at(records, SEGMENT_HEADER as u64))
-        .and_then(|()| file.sync_all())
-        .map_err(Error::io("write", &path))?;
+    file.write_all_at(&header.encode(), 0).and_then(|()| file.sync_all()).map_err(Error::io("write", &path))?;
     sync_dir(&segments::folder(dir))?;
     Ok(file)
+}
+
+/// Makes a segment of records that stand elsewhere, too. It overrides those as soon as it has its name, so it gets that
+/// when it is whole and flushed: a crash or a full disk in the middle leaves the others to count.
+fn create_copy(segments: &Segments, header: &SegmentHeader, dir: &Path, records: &[u8]) -> Result<()> {
+    let path = segments.plain_path(header.segment);
+    let beside = path.with_extension("seg.new");
+    let file = File::create(&beside).map_err(Error::io("create", &beside))?;
+    let written = file
+        .write_all_at(&header.encode(), 0)
+        .and_then(|()| file.write_all_at(records, SEGMENT_HEADER as u64))
+        .and_then(|()| file.sync_all());
+    if let Err(error) = written {
+        // It only takes room, perhaps that which was missing.
+        let _ = std::fs::remove_file(&beside);
+        return Err(Error::io("write", &beside)(error));
+    }
+    std::fs::rename(&beside, &path).map_err(Error::io("rename to", &path))?;
+    sync_dir(&segments::folder(dir))
 }
 
 impl Journal {
@@ -57,7 +73,7 @@ impl Journal {
         sync_dir(dir)?;
         let segments = Segments::new(dir);
         let header = SegmentHeader { journal: id, segment: 1, first_record: 1 };
-        let file = create_segment(&segments, &header, dir, &[])?;
+        let file = create_segment(&segments, &header, dir)?;
         let mut head = HeadFile::open(dir)?;
         let offset = SEGMENT_HEADER as u64;
         head.write(&Watermark { segment: 1, offset, next_record: 1, events: 0 })?;
@@ -222,10 +238,29 @@ impl Journal {
         }
         let header = SegmentHeader { journal: self.id, segment: self.segment + 1, first_record: self.next_record };
         self.faults.sync().map_err(Error::io("flush", &self.segments.path(header.segment)))?;
-        self.file = create_segment(&self.segments, &header, &self.dir, &[])?;
+        self.file = create_segment(&self.segments, &header, &self.dir)?;
         self.segment += 1;
         self.offset = SEGMENT_HEADER as u64;
         Ok(())
+    }
+}
+
+/// Whether something above the watermark is damaged that was flushed once: HEAD lags, as it may after a power loss. What a
+/// writer is just writing is not taken for that.
+pub(crate) fn damaged_above(dir: &Path, mark: &Watermark) -> Result<bool> {
+    let segments = Segments::new(dir);
+    let mut index = Index::default();
+    match index.scan(&segments, Some(mark)) {
+        Ok(None) => {}
+        // Damage below it is another matter.
+        Ok(Some(_)) | Err(Error::Corrupt { .. }) => return Ok(false),
+        Err(e) => return Err(e),
+    }
+    match Tail::read(&segments, &index, mark) {
+        Ok(_) => Ok(false),
+        // A writer moves HEAD before it begins what would show that the record was flushed.
+        Err(Error::Corrupt { .. }) => Ok(head::read(dir)?.as_ref() == Some(mark)),
+        Err(e) => Err(e),
     }
 }
 
@@ -292,7 +327,9 @@ impl Tail {
         let (segment, offset, number) = at;
         let mut from = offset + 1;
         while let Some((at, header)) = next_record_after(segments, segment, from)? {
-            if header.place == 0 {
+            // A record says when its flush began: after everything before that was flushed.
+            let begun = header.number.saturating_sub(u64::from(header.place));
+            if header.place == 0 || begun > number {
                 let what = format!("{what} (a record that was written after its flush follows at byte {at})");
                 return Err(Error::corrupt(&segments.path(segment), offset, what));
             }
@@ -332,7 +369,7 @@ impl Tail {
         if self.records > 0 {
             let number = self.later.last().copied().unwrap_or(mark.segment) + 1;
             let header = SegmentHeader { journal: id, segment: number, first_record: mark.next_record };
-            create_segment(segments, &header, dir, &self.whole)?;
+            create_copy(segments, &header, dir, &self.whole)?;
             let offset = SEGMENT_HEADER as u64 + self.whole.len() as u64;
             let next_record = mark.next_record + self.records;
             head.write(&Watermark { segment: number, offset, next_record, events: self.events })?;

@@ -24,7 +24,12 @@ const POLL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 enum Source {
     /// The segments, as far as HEAD says they are durable.
-    Journal { files: Segments, index: RwLock<Index> },
+    Journal {
+        files: Segments,
+        index: RwLock<Index>,
+        /// The writer of this process keeps the index up to date, and nobody else does.
+        kept: bool,
+    },
     /// All segments are gone: the sled copy answers.
     Sled { store: SledStore, branches: Branches },
 }
@@ -66,7 +71,7 @@ impl Reader {
             let source = Source::Sled { store, branches };
             return Ok(Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source, packing: Mutex::new(()) }) });
         }
-        let reader = Reader::over(dir, files, Index::default());
+        let reader = Reader::of_journal(dir, files, Index::default(), false);
         reader.refresh()?;
         if reader.events() == 0 {
             return Err(Error::nothing_in(dir));
@@ -93,6 +98,8 @@ impl Reader {
         }
         let Some(mark) = head::read(dir)? else { return Ok(()) };
         let there = match &self.inner.source {
+            // HEAD tells a little before the writer's index does, and nothing of what that does not know was acknowledged.
+            Source::Journal { kept: true, .. } => return Ok(()),
             Source::Journal { .. } => self.refresh()?,
             Source::Sled { store, .. } => store.position()?.map_or(0, |(_, events)| events),
         };
@@ -105,7 +112,7 @@ impl Reader {
     /// Id, records and files of the journal as it is known now.
     pub(crate) fn journal(&self) -> Result<(JournalId, Vec<RecordRef>, &Segments)> {
         match &self.inner.source {
-            Source::Journal { files, index } => {
+            Source::Journal { files, index, .. } => {
                 let index = index.read().unwrap_or_else(PoisonError::into_inner);
                 let id = index.journal.ok_or_else(|| Error::nothing_in(&self.inner.dir))?;
                 Ok((id, index.records().to_vec(), files))
@@ -118,7 +125,11 @@ impl Reader {
 
     /// Over an index that the caller keeps up to date (the writer).
     pub(crate) fn over(dir: &Path, files: Segments, index: Index) -> Reader {
-        let source = Source::Journal { files, index: RwLock::new(index) };
+        Reader::of_journal(dir, files, index, true)
+    }
+
+    fn of_journal(dir: &Path, files: Segments, index: Index, kept: bool) -> Reader {
+        let source = Source::Journal { files, index: RwLock::new(index), kept };
         Reader { inner: Arc::new(Inner { dir: dir.to_path_buf(), source, packing: Mutex::new(()) }) }
     }
 
@@ -132,12 +143,13 @@ impl Reader {
         matches!(self.inner.source, Source::Sled { .. })
     }
 
-    /// Looks for events that became durable since; returns the number of events of all branches.
+    /// Looks for events that became durable since; returns the number of events of all branches. The reader of a log that
+    /// is open for writing needs no looking.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when what follows below the watermark does not fit, I/O.
     pub fn refresh(&self) -> Result<u64> {
-        let Source::Journal { files, index } = &self.inner.source else { return Ok(self.events()) };
+        let Source::Journal { files, index, kept: false } = &self.inner.source else { return Ok(self.events()) };
         let mark = head::read(&self.inner.dir)?;
         let mut index = index.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(bad) = index.scan(files, mark.as_ref())?

@@ -15,7 +15,7 @@ use super::rebuild::{Rebuild, SEGMENT_BYTES};
 use super::record::{self, RECORD_HEADER};
 use super::segments::{self, Segments};
 use super::sled_store::SledStore;
-use super::survey::{Piece, Survey, survey};
+use super::survey::{Piece, Survey, survey, survey_all};
 use super::verify::{SledCheck, compare, whole_of};
 use super::{LEDGER, Reader, blob, head, snapshot};
 use std::path::{Path, PathBuf};
@@ -120,7 +120,10 @@ fn finish_interrupted(dir: &Path, notes: &mut Vec<String>) -> Result<()> {
 }
 
 fn repair_journal(dir: &Path, done: &mut Repair) -> Result<()> {
-    let survey = survey(dir)?;
+    let mut survey = survey(dir)?;
+    if !survey.holes.is_empty() {
+        survey = survey_all(dir)?;
+    }
     let lost_all = survey.segments == 0;
     if survey.holes.is_empty() && !lost_all {
         // Segment headers and HEAD are rewritten with the rest.

@@ -12,7 +12,7 @@ use super::rebuild::Rebuild;
 use super::record::{self, RECORD_HEADER, RecordHeader};
 use super::segments;
 use super::sled_store::SledStore;
-use super::survey::{Piece, Survey, Whole, survey};
+use super::survey::{Piece, Survey, Whole, survey_all};
 use super::verify::whole_of;
 use super::{BranchId, EventAt, LEDGER, MAIN, Reader, blob};
 use crate::event::digest::Digest;
@@ -76,7 +76,7 @@ fn save(dir: &Path, out: &Path) -> Result<Salvage> {
         Err(Error::Io { .. }) => None,
         lock => Some(lock?),
     };
-    let survey = survey(dir)?;
+    let survey = survey_all(dir)?;
     let path = SledStore::path(dir);
     let store = if path.is_dir() { SledStore::open(&path).ok() } else { None };
     let position = store.as_ref().and_then(|store| store.position().ok().flatten());

@@ -3,7 +3,7 @@
 
 use super::error::{Error, Result};
 use super::packed::Packed;
-use super::record::{RECORD_HEADER, SEGMENT_HEADER, SegmentHeader};
+use super::record::{MAX_SEQ, RECORD_HEADER, SEGMENT_HEADER, SegmentHeader};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -127,7 +127,9 @@ impl Segments {
         for entry in entries {
             let name = entry.map_err(Error::io("list", &self.folder))?.file_name();
             let stem = name.to_str().and_then(|n| n.strip_suffix(".seg").or_else(|| n.strip_suffix(".segz")));
-            numbers.extend(stem.and_then(|n| n.parse::<u64>().ok()));
+            // Other spellings of a number, and numbers that nothing may follow, are no segment's name.
+            let number = |stem: &str| stem.parse::<u64>().ok().filter(|n| *n <= MAX_SEQ && format!("{n:012}") == stem);
+            numbers.extend(stem.and_then(number));
         }
         numbers.sort_unstable();
         numbers.dedup();

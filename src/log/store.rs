@@ -116,10 +116,21 @@ impl Log {
     /// Queues an event for any branch.
     ///
     /// # Errors
-    /// [`Error::NoBranch`]; as [`EventStore::append`].
+    /// [`Error::NoBranch`]; [`Error::BranchFact`] for what only [`Log::create_branch`], [`Log::undo`] and
+    /// [`Log::delete_branch`] may write to the ledger; as [`EventStore::append`].
     pub fn append_to(&self, branch: BranchId, event: Event, meta: Meta) -> Result<Ticket> {
+        if branch == LEDGER
+            && matches!(event, Event::BranchCreated(_) | Event::BranchUndone(_) | Event::BranchDeleted(_))
+        {
+            return Err(Error::BranchFact);
+        }
         self.reader.head(branch)?;
         self.writer.append(branch, event, meta)
+    }
+
+    /// Writes a fact about branches that was seen to fit; the caller sees to it that there is one at a time.
+    fn branch_fact(&self, fact: Event, meta: Meta) -> Result<()> {
+        self.writer.append(LEDGER, fact, meta)?.wait().map(drop)
     }
 
     /// Creates a branch that shares events 1..=`at` of its parent's history; O(1). Durable on return. `at` may be an
@@ -147,7 +158,7 @@ impl Log {
         }
         let branch = self.reader.with_branches(|b| b.forks().keys().next_back().map_or(1, |last| last + 1));
         let created = BranchCreated { name: name.to_string(), branch, parent, at, settings: settings.to_string() };
-        self.append_to(LEDGER, created.into(), meta)?.wait()?;
+        self.branch_fact(created.into(), meta)?;
         Ok(branch)
     }
 
@@ -168,8 +179,7 @@ impl Log {
         if to == head {
             return Ok(());
         }
-        self.append_to(LEDGER, BranchUndone { branch, to, at, reason: reason.to_string() }.into(), meta)?.wait()?;
-        Ok(())
+        self.branch_fact(BranchUndone { branch, to, at, reason: reason.to_string() }.into(), meta)
     }
 
     /// Hides a branch. Its events stay for the branches forked from it, its number is not used again, its name is free.
@@ -184,8 +194,7 @@ impl Log {
             let name = self.reader.branches().get(&branch).map_or_else(|| "main".into(), |b| b.name.clone());
             return Err(Error::BranchName { name, why });
         }
-        self.append_to(LEDGER, BranchDeleted { branch, reason: reason.to_string() }.into(), meta)?.wait()?;
-        Ok(())
+        self.branch_fact(BranchDeleted { branch, reason: reason.to_string() }.into(), meta)
     }
 
     /// Compresses all closed segments; returns how many, and their bytes before and after.

@@ -3,7 +3,7 @@
 use super::branches::Branches;
 use super::error::{Error, Result};
 use super::head::{self, Watermark};
-use super::journal::next_record_after;
+use super::journal::{damaged_above, next_record_after};
 use super::record::{self, JournalId, RECORD_HEADER, RecordHeader, SEGMENT_HEADER};
 use super::segments::Segments;
 use super::{BranchId, EventAt, LEDGER, MAIN};
@@ -61,13 +61,30 @@ pub(crate) struct Survey {
 
 struct Walk {
     survey: Survey,
+    /// Where it ends.
+    limit: Option<Watermark>,
     next_number: u64,
     /// Hole that the next whole record closes.
     open_hole: Option<usize>,
 }
 
-/// Surveys a run folder. Reads every byte of the journal.
+/// Surveys a run folder up to the watermark, and beyond it where something was flushed that is damaged now. Reads every
+/// byte of the journal.
 pub(crate) fn survey(dir: &Path) -> Result<Survey> {
+    let limit = match head::read(dir)? {
+        Some(mark) if !damaged_above(dir, &mark)? => Some(mark),
+        _ => None,
+    };
+    walk(dir, limit)
+}
+
+/// The same with what is whole above the watermark, which may have been acknowledged: HEAD lags after a power loss. For
+/// a folder that nobody writes to.
+pub(crate) fn survey_all(dir: &Path) -> Result<Survey> {
+    walk(dir, None)
+}
+
+fn walk(dir: &Path, limit: Option<Watermark>) -> Result<Survey> {
     let files = Segments::lenient(dir);
     let numbers = files.list()?;
     let mark = head::read(dir)?;
@@ -87,7 +104,7 @@ pub(crate) fn survey(dir: &Path) -> Result<Survey> {
                 starts.push((*number, Some(header.first_record)));
             }
             Err(Error::Corrupt { path, offset, what }) => {
-                if mark.is_none_or(|m| *number <= m.segment) {
+                if limit.is_none_or(|m| *number <= m.segment) {
                     blemishes.push((path, offset, what));
                 }
                 starts.push((*number, None));
@@ -109,11 +126,11 @@ pub(crate) fn survey(dir: &Path) -> Result<Survey> {
         events: 0,
         branches: Branches::default(),
     };
-    let mut walk = Walk { survey, next_number: 1, open_hole: None };
+    let mut walk = Walk { survey, limit, next_number: 1, open_hole: None };
     for (i, (number, _)) in starts.iter().enumerate() {
         let taken_over = starts[i + 1..]
             .iter()
-            .filter(|(n, _)| mark.is_none_or(|m| *n <= m.segment))
+            .filter(|(n, _)| limit.is_none_or(|m| *n <= m.segment))
             .filter_map(|(_, first)| *first)
             .min();
         walk.segment(*number, taken_over)?;
@@ -133,7 +150,7 @@ impl Walk {
             len => len?,
         };
         self.survey.bytes += len;
-        let limit = match self.survey.mark {
+        let limit = match self.limit {
             Some(m) if number > m.segment => 0,
             Some(m) if number == m.segment => m.offset,
             _ => len,

@@ -11,7 +11,7 @@ use super::options::Options;
 use super::record::RECORD_HEADER;
 use super::tail::Tail;
 use super::ticket::{Promise, Ticket};
-use super::{BranchId, Reader, Stamped, blob};
+use super::{BranchId, LEDGER, Reader, Stamped, blob};
 use crate::event::codec::{self, Encoded};
 use crate::event::digest::Digest;
 use crate::event::{Event, Meta, frame};
@@ -209,7 +209,8 @@ impl Writer {
     pub(crate) fn append(&self, branch: BranchId, event: Event, meta: Meta) -> Result<Ticket> {
         let mut encoded = codec::encode(&event, &meta)?;
         let (mut flags, facts_len) = (0, encoded.facts.len());
-        if facts_len > self.blob_bytes {
+        // The journal is read without its payloads, and the ledger says how.
+        if facts_len > self.blob_bytes && branch != LEDGER {
             let digest = blob::write(self.reader.dir(), &encoded.facts, self.blob_copies)?;
             encoded.facts = frame::blob_ref(digest, facts_len as u64).to_vec();
             flags = frame::FLAG_BLOB;

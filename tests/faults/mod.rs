@@ -255,6 +255,19 @@ impl Disk {
 }
 
 impl Found {
+    /// Calls that make a disk hold this, all of it durable.
+    pub fn written(&self) -> Vec<Op> {
+        let mut ops: Vec<Op> = self.folders.iter().cloned().map(Op::MakeFolder).collect();
+        for (path, content) in &self.files {
+            ops.push(Op::Create(path.clone()));
+            ops.push(Op::Write(path.clone(), 0, content.clone()));
+            ops.push(Op::Flush(path.clone()));
+            let parent = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+            ops.push(Op::FlushFolder(parent.to_string()));
+        }
+        ops
+    }
+
     /// Hash of all names and contents.
     pub fn digest(&self) -> [u8; 32] {
         let mut hash = blake3::Hasher::new();

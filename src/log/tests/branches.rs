@@ -256,3 +256,22 @@ fn a_fork_that_does_not_link_is_found() {
     assert!(matches!(import(&mut stream.as_slice(), &copy, &mut |_| {}), Err(Error::Stream { .. })));
     assert!(!copy.exists());
 }
+
+#[test]
+fn facts_about_branches_that_are_longer_than_a_payload_can_be_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = Log::create(dir.path(), started(), samples::meta(), without_sled()).unwrap();
+    log.append(event(1), samples::meta()).unwrap().wait().unwrap();
+    let long = "settings ".repeat(10_000);
+    let fork = log.create_branch("long", MAIN, 2, &long, samples::meta()).unwrap();
+    log.append_to(fork, event(3), samples::meta()).unwrap().wait().unwrap();
+    log.undo(fork, 2, &long, samples::meta()).unwrap();
+    let removed = vec![crate::event::RemovedFile { path: long.clone(), bytes: 1, reason: "old".into() }];
+    log.append_to(LEDGER, crate::event::GarbageCollected { removed }.into(), samples::meta()).unwrap().wait().unwrap();
+    drop(log);
+    let log = Log::open(dir.path(), without_sled()).unwrap();
+    assert_eq!(log.reader().branches()[&fork].settings, long);
+    assert_eq!((log.reader().head(fork).unwrap(), log.reader().last(fork).unwrap()), (2, 3));
+    drop(log);
+    assert!(verify(dir.path()).unwrap().is_ok());
+}

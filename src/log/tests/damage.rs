@@ -338,3 +338,18 @@ fn an_interrupted_change_of_places_is_finished() {
         assert!(!dir.path().join("repair").exists());
     }
 }
+
+#[test]
+fn files_of_other_names_in_the_journal_s_folder_are_no_segments() {
+    let dir = tempfile::tempdir().unwrap();
+    written(dir.path(), 3, without_sled());
+    let journal = dir.path().join("journal");
+    for name in ["7.seg", "+00000000007.seg", "18446744073709551615.seg", "000000000007.seg.new", "notes.seg"] {
+        std::fs::write(journal.join(name), b"something else").unwrap();
+        assert!(verify(dir.path()).unwrap().is_ok(), "{name}");
+        assert_eq!(read_all(dir.path(), MAIN).len(), 4, "{name}");
+        assert_eq!(Log::open(dir.path(), without_sled()).unwrap().head(), 4, "{name}");
+        assert!(journal.join(name).exists(), "{name}");
+        std::fs::remove_file(journal.join(name)).unwrap();
+    }
+}

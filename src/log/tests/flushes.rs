@@ -12,10 +12,9 @@ use crate::log::segments::Segments;
 /// Records of one event that follow what is there, and share a flush.
 fn flush_together(dir: &Path, events: std::ops::Range<u32>) {
     let (mut journal, index, _) = Journal::open(dir, 1 << 20, Default::default()).unwrap();
-    let mut seq = index.last_seq(MAIN).unwrap();
-    let mut prev = Reader::open(dir).unwrap().digest(MAIN, seq).unwrap();
-    for n in events {
-        seq += 1;
+    let last = index.last_seq(MAIN).unwrap();
+    let mut prev = Reader::open(dir).unwrap().digest(MAIN, last).unwrap();
+    for (seq, n) in (last + 1..).zip(events) {
         let Encoded { kind, version, facts, meta } = codec::encode(&event(n), &samples::meta()).unwrap();
         let header =
             frame::Header { kind: kind as u16, version, flags: 0, branch: MAIN, seq, prev, meta_version: META_VERSION };
@@ -135,4 +134,98 @@ fn a_damaged_record_before_a_later_segment_is_not_taken_for_torn() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn a_record_of_a_later_flush_shows_what_was_flushed_before_it_even_if_the_first_of_its_flush_is_damaged() {
+    for at in [IN_BODY, IN_HEADER] {
+        let dir = tempfile::tempdir().unwrap();
+        written(dir.path(), 3, without_sled());
+        let before = std::fs::read(head::path(dir.path())).unwrap();
+        flush_together(dir.path(), 3..5);
+        flush_together(dir.path(), 5..8);
+        // HEAD lags behind; of each flush the first record is damaged: only records that share a flush are left whole.
+        std::fs::write(head::path(dir.path()), before).unwrap();
+        let all = records(dir.path());
+        damage(dir.path(), &all[all.len() - 5], at);
+        damage(dir.path(), &all[all.len() - 3], at);
+        match Log::open(dir.path(), without_sled()) {
+            Err(Error::Corrupt { what, .. }) => assert!(what.contains("after its flush"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+        assert!(!dir.path().join("quarantine").exists());
+    }
+}
+
+#[test]
+fn an_older_watermark_of_a_segment_before_lets_a_follower_read_no_further() {
+    let dir = tempfile::tempdir().unwrap();
+    // Each record in a segment of its own.
+    written(dir.path(), 3, Options { segment_bytes: 1, ..without_sled() });
+    let segments = Segments::new(dir.path());
+    let mut index = Index::default();
+    assert_eq!(index.scan(&segments, None).unwrap(), None);
+    let (events, last) = (index.events(), index.records().last().copied().unwrap());
+    let first = index.records()[0];
+    let before =
+        head::Watermark { segment: 1, offset: first.offset + first.header.record_len(), next_record: 2, events: 1 };
+    assert!(last.segment > 1, "{last:?}");
+    // Something is being written, and is not there yet.
+    let path = segment(dir.path(), last.segment);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes.extend_from_slice(&[7; 300]);
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(index.scan(&segments, Some(&before)).unwrap(), None);
+    assert_eq!(index.events(), events);
+}
+
+/// A run with sled whose HEAD, and sled copy if asked for, are those of an earlier moment, and what it held. Each event
+/// has a flush of its own.
+fn lagging(dir: &Path, sled_too: bool) -> Vec<Stamped> {
+    written(dir, 3, Options::default());
+    let (sled, kept) = (dir.join("events.sled"), dir.join("kept"));
+    if sled_too {
+        std::fs::rename(&sled, &kept).unwrap();
+    }
+    let before = std::fs::read(head::path(dir)).unwrap();
+    let log = Log::open(dir, Options { sled: !sled_too, ..Options::default() }).unwrap();
+    for n in 3..8 {
+        log.append(event(n), samples::meta()).unwrap().wait().unwrap();
+    }
+    drop(log);
+    let all = read_all(dir, MAIN);
+    std::fs::write(head::path(dir), before).unwrap();
+    if sled_too {
+        std::fs::rename(&kept, &sled).unwrap();
+    }
+    all
+}
+
+#[test]
+fn damage_above_a_watermark_that_lags_is_seen_and_mended() {
+    for at in [IN_BODY, IN_HEADER] {
+        let dir = tempfile::tempdir().unwrap();
+        let all = lagging(dir.path(), false);
+        let records = records(dir.path());
+        damage(dir.path(), &records[records.len() - 3], at);
+        assert!(matches!(Log::open(dir.path(), without_sled()), Err(Error::Corrupt { .. })));
+        let report = verify(dir.path()).unwrap();
+        assert_eq!(report.first_bad_event(), Some((MAIN, all.len() as u64 - 2)), "{report:?}");
+        assert_eq!(repair(dir.path()).unwrap().restored_events, 1);
+        assert!(verify(dir.path()).unwrap().is_ok());
+        drop(Log::open(dir.path(), without_sled()).unwrap());
+        assert_eq!(read_all(dir.path(), MAIN), all);
+    }
+}
+
+#[test]
+fn mending_damage_below_a_watermark_that_lags_keeps_what_stands_above_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = lagging(dir.path(), true);
+    damage(dir.path(), &records(dir.path())[0], IN_BODY);
+    let out = dir.path().join("salvaged");
+    let saved = salvage(dir.path(), &out).unwrap();
+    assert_eq!((saved.events, read_all(&out, MAIN).len()), (all.len() as u64, all.len()));
+    assert!(repair(dir.path()).unwrap().journal_rebuilt);
+    assert_eq!(read_all(dir.path(), MAIN), all);
 }

@@ -12,6 +12,7 @@ mod salvage;
 mod snapshot;
 mod stream;
 mod sweep;
+mod threads;
 
 use super::*;
 use crate::event::digest::Digest;
