@@ -70,6 +70,10 @@ impl Observer for Bars {
                 let mut line = format!("step {step}/{of}  |D| {}", state.tasks.len());
                 if let Some(m) = state.metrics.steps.get(&step) {
                     line += &format!("  reward {}", m.mean_reward.map_or("-".into(), |r| format!("{r:.3}")));
+                    if m.refill_rounds > 0 {
+                        let (left_out, groups, rounds) = (m.left_out, m.groups, m.refill_rounds);
+                        line += &format!("  left out {left_out}/{groups} groups ({rounds} refills)");
+                    }
                     let signals = m.signals.total();
                     line += &format!("  signals {signals}");
                     if let (Some(kl), Some(entropy)) = (m.kl, m.entropy) {

@@ -92,6 +92,7 @@ pub fn brief(event: &Event) -> String {
         Event::BatchPlanned(e) => {
             format!("step {} {} groups x {} version {}", e.step, e.groups.len(), e.group_size, e.policy_version)
         }
+        Event::BatchRefilled(e) => format!("step {} round {} {} groups", e.step, e.round, e.groups.len()),
         Event::RolloutFinished(e) => {
             format!("{} {} {} tokens {}", key(&e.key), reward(&e.reward), e.ids.len(), word(e.end))
         }

@@ -238,6 +238,7 @@ fn in_range(s: &Settings) -> Result<(), SettingsError> {
         ("policy.few_shot", s.policy.few_shot.into(), 0, 64),
         ("batch.tasks", s.batch.tasks.into(), 1, 65_536),
         ("batch.group", s.batch.group.into(), 2, 4096),
+        ("batch.refill", s.batch.refill.into(), 0, 64),
         ("sampling.max_turn_tokens", s.sampling.max_turn_tokens.into(), 1, 1 << 17),
         ("sampling.max_context_tokens", s.sampling.max_context_tokens.into(), 1, 1 << 20),
         ("sampling.max_concurrent", s.sampling.max_concurrent.into(), 1, 65_536),
@@ -347,7 +348,12 @@ pub const EXECUTION: &[&str] = &[
     "log.blob_copies",
 ];
 
-/// The settings that are facts, as canonical JSON text: everything but [`EXECUTION`].
+/// Settings that are younger than recorded runs and whose default is what was done before they were there. At their
+/// default they are not recorded: a run has the facts, and the digest, that it has with an older program.
+const LATER: &[&str] = &["batch.refill"];
+
+/// The settings that are facts, as canonical JSON text: everything but [`EXECUTION`], and of the [`LATER`] ones those
+/// that are not at their default.
 pub fn to_recorded(settings: &Settings) -> Result<String, SettingsError> {
     let mut value = serde_json::to_value(settings)
         .map_err(|e| SettingsError::Syntax { origin: "settings".into(), message: e.to_string() })?;
@@ -356,6 +362,16 @@ pub fn to_recorded(settings: &Settings) -> Result<String, SettingsError> {
             && let Some(section) = value.get_mut(section).and_then(|s| s.as_object_mut())
         {
             section.remove(key);
+        }
+    }
+    let defaults = serde_json::to_value(Settings::default())
+        .map_err(|e| SettingsError::Syntax { origin: "defaults".into(), message: e.to_string() })?;
+    for name in LATER {
+        if let Some((section, key)) = name.split_once('.')
+            && let Some(values) = value.get_mut(section).and_then(|s| s.as_object_mut())
+            && values.get(key) == defaults.get(section).and_then(|s| s.get(key))
+        {
+            values.remove(key);
         }
     }
     Ok(value.to_string())
@@ -458,6 +474,23 @@ mod tests {
         for name in EXECUTION {
             assert!(CATALOGUE.iter().any(|k| k.name == *name), "{name}");
         }
+    }
+
+    #[test]
+    fn later_settings_are_recorded_where_they_say_something() {
+        let recorded = |s: &Settings| -> serde_json::Value {
+            serde_json::from_str(&to_recorded(s).expect("records")).expect("JSON")
+        };
+        let mut s = Settings::default();
+        assert!(recorded(&s)["batch"].get("refill").is_none() && recorded(&s)["batch"]["tasks"] == 32);
+        s.batch.refill = 3;
+        assert_eq!(recorded(&s)["batch"]["refill"], 3);
+        let back = from_recorded(&to_recorded(&s).expect("records"), Path::new("x")).expect("reads");
+        assert_eq!(back.batch.refill, 3);
+        for name in LATER {
+            assert!(CATALOGUE.iter().any(|k| k.name == *name) && !EXECUTION.contains(name), "{name}");
+        }
+        assert!(set("batch.refill=65").is_err());
     }
 
     #[test]

@@ -81,6 +81,7 @@ settings! {
         top_p: f64 = 1.0, "probability mass", "Nucleus sampling; 1 = off. With top_p, top_k or min_p the sampler's distribution is not the one the trainer's log-probs are of; rollouts hold the log-probs of both.";
         top_k: u32 = 0, "tokens", "Sample from so many of the most probable tokens; 0 = off.";
         min_p: f64 = 0.0, "share of the most probable token's probability", "Sample from tokens with at least this share; 0 = off.";
+        refill: u32 = 0, "rounds; 0 = off", "Dynamic sampling (DAPO; verl: filter_groups, whose max_num_gen_batches is this + 1): a group whose scores are all equal (range <= 1e-9, or fewer than two scored) teaches nothing. It is left out of the update and a newly drawn group is sampled in its place, in at most so many further rounds a step; what is lacking then makes the update smaller. All rollouts count for signals and metrics.";
         fresh_share: f64 = 0.5, "share of the batch", "At most this share is kept for tasks admitted since they were last drawn.";
     }
     /// Bounds of an episode.

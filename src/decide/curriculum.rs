@@ -109,16 +109,33 @@ impl Ord for Visit<'_> {
 /// the order of `tasks`. A task drawn twice in a step gets draws 0 and 1. Returns fewer groups than asked
 /// for only when nothing can be drawn at all.
 pub fn plan_batch(tasks: &[Candidate], step: u32, seed: u64, options: &BatchOptions) -> Vec<(String, u32)> {
+    numbered(chosen(tasks, &[&step.to_string()], seed, options), &[])
+}
+
+/// The groups of a further round of a step, from 1, by the same rule: `tasks` are as they stand now, with the visits of
+/// `planned`, the step's groups so far. Draws go on behind those of `planned`: no two groups of a step are the same.
+pub fn plan_refill(
+    tasks: &[Candidate],
+    (step, round): (u32, u32),
+    planned: &[(String, u32)],
+    seed: u64,
+    options: &BatchOptions,
+) -> Vec<(String, u32)> {
+    numbered(chosen(tasks, &[&step.to_string(), &round.to_string()], seed, options), planned)
+}
+
+/// Tasks in the order in which they are drawn; `ids` tell one independent draw from another.
+fn chosen<'a>(tasks: &'a [Candidate], ids: &[&str], seed: u64, options: &BatchOptions) -> Vec<&'a Candidate> {
     let mut pool: Vec<&Candidate> = tasks.iter().filter(|t| t.drawable()).collect();
     pool.sort_by(|a, b| a.id.cmp(&b.id));
     pool.dedup_by(|a, b| a.id == b.id);
     if pool.is_empty() {
         return Vec::new();
     }
-    let mut chosen: Vec<&Candidate> = fresh(&pool, seed, options);
+    let mut chosen: Vec<&'a Candidate> = fresh(&pool, seed, options);
     if options.replacement {
         let weights: Vec<f64> = pool.iter().map(|t| t.weight).collect();
-        let mut draw = world::draw(seed, "batch", &[&step.to_string()]);
+        let mut draw = world::draw(seed, "batch", ids);
         while chosen.len() < options.tasks {
             let Some(i) = draw.weighted(&weights) else { break };
             chosen.push(pool[i]);
@@ -136,7 +153,16 @@ pub fn plan_batch(tasks: &[Candidate], step: u32, seed: u64, options: &BatchOpti
             queue.push(Visit::of(next.task, next.n + 1, seed));
         }
     }
+    chosen
+}
+
+/// Each task with the number of its draw within the step, behind those of `planned`.
+fn numbered(chosen: Vec<&Candidate>, planned: &[(String, u32)]) -> Vec<(String, u32)> {
     let mut draws: BTreeMap<&str, u32> = BTreeMap::new();
+    for (task, draw) in planned {
+        let next = draws.entry(task).or_insert(0);
+        *next = (*next).max(draw + 1);
+    }
     chosen
         .into_iter()
         .map(|task| {

@@ -11,6 +11,7 @@ pub mod contexts;
 pub mod curriculum;
 pub mod history;
 pub mod pairs;
+pub mod refill;
 pub mod signals;
 pub mod similarity;
 

@@ -153,6 +153,7 @@ codec! {
     BranchUndone: newest 1, 1 => v1::BranchUndone;
     BranchDeleted: newest 1, 1 => v1::BranchDeleted;
     GarbageCollected: newest 1, 1 => v1::GarbageCollected;
+    BatchRefilled: newest 1, 1 => v1::BatchRefilled;
 }
 
 /// Serialises an event and its meta in the newest versions.

@@ -55,6 +55,13 @@ pub enum FactKey {
         /// Training step.
         step: u32,
     },
+    /// [`super::BatchRefilled`].
+    Refill {
+        /// Training step.
+        step: u32,
+        /// Round within the step.
+        round: u32,
+    },
     /// [`super::RolloutFinished`].
     Rollout(RolloutKey),
     /// [`super::SignalRaised`].
@@ -155,22 +162,23 @@ impl FactKey {
         let (variant, numbers): (u8, [Option<u32>; 2]) = match self {
             FactKey::Run => (0, [None, None]),
             FactKey::Batch { step } => (1, [Some(*step), None]),
-            FactKey::Rollout(_) => (2, [None, None]),
-            FactKey::Signal(..) => (3, [None, None]),
-            FactKey::GradientStep { step, update } => (4, [Some(*step), Some(*update)]),
-            FactKey::StepSkipped { step, update } => (5, [Some(*step), Some(*update)]),
-            FactKey::Policy { version } => (6, [Some(*version), None]),
-            FactKey::EvolutionStarted { round } => (7, [Some(*round), None]),
-            FactKey::Reflection { .. } => (8, [None, None]),
-            FactKey::Exploration { .. } => (9, [None, None]),
-            FactKey::Draft { .. } => (10, [None, None]),
-            FactKey::Validation { .. } => (11, [None, None]),
-            FactKey::Rejection { .. } => (12, [None, None]),
-            FactKey::Task { .. } => (13, [None, None]),
-            FactKey::EvolutionFinished { round } => (14, [Some(*round), None]),
-            FactKey::Evaluation { step, .. } => (15, [Some(*step), None]),
-            FactKey::Step { step } => (16, [Some(*step), None]),
-            FactKey::RunFinished { step } => (17, [Some(*step), None]),
+            FactKey::Refill { step, round } => (2, [Some(*step), Some(*round)]),
+            FactKey::Rollout(_) => (3, [None, None]),
+            FactKey::Signal(..) => (4, [None, None]),
+            FactKey::GradientStep { step, update } => (5, [Some(*step), Some(*update)]),
+            FactKey::StepSkipped { step, update } => (6, [Some(*step), Some(*update)]),
+            FactKey::Policy { version } => (7, [Some(*version), None]),
+            FactKey::EvolutionStarted { round } => (8, [Some(*round), None]),
+            FactKey::Reflection { .. } => (9, [None, None]),
+            FactKey::Exploration { .. } => (10, [None, None]),
+            FactKey::Draft { .. } => (11, [None, None]),
+            FactKey::Validation { .. } => (12, [None, None]),
+            FactKey::Rejection { .. } => (13, [None, None]),
+            FactKey::Task { .. } => (14, [None, None]),
+            FactKey::EvolutionFinished { round } => (15, [Some(*round), None]),
+            FactKey::Evaluation { step, .. } => (16, [Some(*step), None]),
+            FactKey::Step { step } => (17, [Some(*step), None]),
+            FactKey::RunFinished { step } => (18, [Some(*step), None]),
         };
         out.push(variant);
         numbers.into_iter().flatten().for_each(|n| push_u32(out, n));
@@ -205,6 +213,7 @@ pub fn fact_key(event: &Event) -> Option<FactKey> {
         Event::RunStarted(_) => FactKey::Run,
         Event::TaskAdmitted(e) => FactKey::Task { task: e.task.id.clone() },
         Event::BatchPlanned(e) => FactKey::Batch { step: e.step },
+        Event::BatchRefilled(e) => FactKey::Refill { step: e.step, round: e.round },
         Event::RolloutFinished(e) => FactKey::Rollout(e.key.clone()),
         Event::SignalRaised(e) => FactKey::Signal(e.key.clone(), e.kind),
         Event::GradientStepTaken(e) => FactKey::GradientStep { step: e.step, update: e.update },
@@ -252,12 +261,17 @@ pub fn key_bytes(view: &View<'_>, out: &mut Vec<u8>) -> bool {
             out.push(1);
             push_u32(out, e.step.to_native());
         }
-        EventRef::RolloutFinished(e) => {
+        EventRef::BatchRefilled(e) => {
             out.push(2);
+            push_u32(out, e.step.to_native());
+            push_u32(out, e.round.to_native());
+        }
+        EventRef::RolloutFinished(e) => {
+            out.push(3);
             rollout(out, &e.key);
         }
         EventRef::SignalRaised(e) => {
-            out.push(3);
+            out.push(4);
             rollout(out, &e.key);
             out.push(match e.kind {
                 ArchivedSignalKind::Forgetting => 0,
@@ -266,65 +280,65 @@ pub fn key_bytes(view: &View<'_>, out: &mut Vec<u8>) -> bool {
             });
         }
         EventRef::GradientStepTaken(e) => {
-            out.push(4);
-            push_u32(out, e.step.to_native());
-            push_u32(out, e.update.to_native());
-        }
-        EventRef::StepSkipped(e) => {
             out.push(5);
             push_u32(out, e.step.to_native());
             push_u32(out, e.update.to_native());
         }
-        EventRef::PolicyPublished(e) => {
+        EventRef::StepSkipped(e) => {
             out.push(6);
+            push_u32(out, e.step.to_native());
+            push_u32(out, e.update.to_native());
+        }
+        EventRef::PolicyPublished(e) => {
+            out.push(7);
             push_u32(out, e.version.to_native());
         }
         EventRef::EvolutionStarted(e) => {
-            out.push(7);
+            out.push(8);
             push_u32(out, e.round.to_native());
         }
         EventRef::ReflectionWritten(e) => {
-            out.push(8);
+            out.push(9);
             push_text(out, &e.context);
         }
         EventRef::ExplorationStepTaken(e) => {
-            out.push(9);
+            out.push(10);
             push_text(out, &e.context);
             push_u32(out, e.round.to_native());
             push_u32(out, e.step.to_native());
         }
         EventRef::DraftProposed(e) => {
-            out.push(10);
-            push_text(out, &e.draft);
-        }
-        EventRef::DraftValidated(e) => {
             out.push(11);
             push_text(out, &e.draft);
         }
-        EventRef::DraftRejected(e) => {
+        EventRef::DraftValidated(e) => {
             out.push(12);
             push_text(out, &e.draft);
         }
-        EventRef::TaskAdmitted(e) => {
+        EventRef::DraftRejected(e) => {
             out.push(13);
+            push_text(out, &e.draft);
+        }
+        EventRef::TaskAdmitted(e) => {
+            out.push(14);
             push_text(out, &e.task.id);
         }
         EventRef::EvolutionFinished(e) => {
-            out.push(14);
+            out.push(15);
             push_u32(out, e.round.to_native());
         }
         EventRef::EvaluationFinished(e) => {
-            out.push(15);
+            out.push(16);
             push_u32(out, e.step.to_native());
             push_text(out, &e.split);
             push_u32(out, e.policy_version.to_native());
         }
         EventRef::StepFinished(e) => {
-            out.push(16);
+            out.push(17);
             push_u32(out, e.step.to_native());
         }
         EventRef::RunFinished(e) => {
-            out.push(17);
+            out.push(18);
             push_u32(out, e.step.to_native());
         }
         EventRef::CheckpointSaved(_)

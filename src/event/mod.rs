@@ -134,4 +134,6 @@ events! {
     BranchDeleted = 24, "branch_deleted", fact false;
     /// See [`v1::GarbageCollected`].
     GarbageCollected = 25, "garbage_collected", fact false;
+    /// See [`v1::BatchRefilled`].
+    BatchRefilled = 26, "batch_refilled", fact true;
 }

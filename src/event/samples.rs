@@ -202,6 +202,7 @@ pub fn all() -> Vec<Event> {
             removed: vec![RemovedFile { path: "checkpoints/12".into(), bytes: 1 << 33, reason: "superseded".into() }],
         }
         .into(),
+        BatchRefilled { step: 3, round: 2, groups: vec![("t-4f1c".into(), 2), ("t-5a00".into(), 0)] }.into(),
     ]
 }
 

@@ -212,6 +212,9 @@ fn fact_keys_are_exactly_those_of_facts_and_unique() {
     let key = |k| FactKey::Rollout(samples::rollout_key(1, k));
     assert!(key(2) < key(10));
     assert!(FactKey::Batch { step: 9 } < FactKey::Rollout(samples::rollout_key(1, 0)));
+    assert!(FactKey::Batch { step: 9 } < FactKey::Refill { step: 1, round: 1 });
+    assert!(FactKey::Refill { step: 1, round: 2 } < FactKey::Refill { step: 1, round: 10 });
+    assert!(FactKey::Refill { step: 9, round: 9 } < FactKey::Rollout(samples::rollout_key(1, 0)));
     assert!(FactKey::EvolutionFinished { round: 0 } < FactKey::Step { step: 0 });
 }
 

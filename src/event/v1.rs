@@ -252,6 +252,17 @@ frozen! {
         pub results: Vec<String>,
     }
 
+    /// A further round of a step: groups drawn in place of those that taught nothing. Policy version, group size
+    /// and sampling are those of the step's plan.
+    pub struct BatchRefilled {
+        /// Training step, from 1.
+        pub step: u32,
+        /// Round within the step, from 1; the groups of the plan are round 0.
+        pub round: u32,
+        /// (task id, draw) of each group, in sampling order; draws go on from those of the step's earlier rounds.
+        pub groups: Vec<(String, u32)>,
+    }
+
     /// One finished episode.
     pub struct RolloutFinished {
         /// Which rollout.

@@ -100,7 +100,7 @@ views! {
     RunStarted, TaskAdmitted, BatchPlanned, RolloutFinished, SignalRaised, GradientStepTaken, StepSkipped,
     PolicyPublished, CheckpointSaved, EvaluationFinished, EvolutionStarted, ReflectionWritten, ExplorationStepTaken,
     DraftProposed, DraftValidated, DraftRejected, EvolutionFinished, StepFinished, RunFinished, RunResumed,
-    FailureNoted, BranchCreated, BranchUndone, BranchDeleted, GarbageCollected,
+    FailureNoted, BranchCreated, BranchUndone, BranchDeleted, GarbageCollected, BatchRefilled,
 }
 
 /// One event, borrowed: its facts bytes, and the archived struct in them.

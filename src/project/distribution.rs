@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::series::{Tally, Uncompared, origin};
 use crate::decide::curriculum::{self, Candidate};
 use crate::event::view::Archived;
-use crate::event::{ArchivedBatchPlanned, ArchivedTaskAdmitted, Origin, TaskSpec};
+use crate::event::{ArchivedTaskAdmitted, Origin, TaskSpec};
 
 /// A task of D.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -120,11 +120,11 @@ impl TaskDistribution {
         self.tasks.insert(entry.task.id.clone(), entry);
     }
 
-    /// A batch was planned.
-    pub fn plan(&mut self, event: &ArchivedBatchPlanned) {
+    /// A batch, or a further round of one, was planned: the task of each group.
+    pub fn plan<'a>(&mut self, tasks: impl Iterator<Item = &'a str>) {
         let mut left = 0;
-        for group in event.groups.iter() {
-            if let Some(entry) = self.tasks.get_mut(group.0.as_str()) {
+        for task in tasks {
+            if let Some(entry) = self.tasks.get_mut(task) {
                 let before = entry.epoch();
                 entry.planned += 1;
                 left += usize::from(before == Some(self.epoch) && entry.epoch() != before);

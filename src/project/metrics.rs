@@ -21,13 +21,24 @@ fn finite(x: f64) -> Option<f64> {
     x.is_finite().then_some(x)
 }
 
+fn is_zero(n: &u32) -> bool {
+    *n == 0
+}
+
 /// One training step. Means are `None` where there is nothing to average.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// Policy version that sampled.
     pub policy_version: u32,
-    /// Groups planned.
+    /// Groups planned, those of further rounds included.
     pub groups: u32,
+    /// Further rounds of dynamic sampling ([`crate::decide::refill`]). Like `left_out`, not written where it is 0: a
+    /// run without them keeps its digest.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub refill_rounds: u32,
+    /// In a step with further rounds: groups that taught nothing and were left out of the update.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u32,
     /// Rollouts finished.
     pub rollouts: u32,
     /// Of these, scored.
@@ -151,6 +162,9 @@ impl Metrics {
             below |= score < SOLVED;
         }
         m.mixed_groups += u32::from(above && below);
+        if m.refill_rounds > 0 {
+            m.left_out = m.groups.saturating_sub(rollouts.teaching_groups() as u32);
+        }
         if m.scored > 0 {
             let n = f64::from(m.scored);
             m.mean_reward = finite(sum / n);

@@ -10,7 +10,7 @@
 //! canonical order into signals, histories and metrics) by the first later-phase event of that step:
 //! `SignalRaised`, `GradientStepTaken`, `StepSkipped`, `PolicyPublished`, `EvolutionStarted` or
 //! `StepFinished` of that step or a later one, `EvaluationFinished` of that step or a later one,
-//! `BatchPlanned` of a later one, `RunFinished`. Of a finished step nothing more is taken. Everything else that may interleave (contexts of an
+//! `BatchPlanned` or `BatchRefilled` of a later one, `RunFinished`. Of a finished step nothing more is taken. Everything else that may interleave (contexts of an
 //! evolution round, drafts, admissions) is kept in maps by id.
 
 use crate::event::digest::Digest;
@@ -63,11 +63,13 @@ const SOURCES: &[(&str, &str)] = &[
     ("decide/curriculum.rs", include_str!("../decide/curriculum.rs")),
     ("decide/history.rs", include_str!("../decide/history.rs")),
     ("decide/pairs.rs", include_str!("../decide/pairs.rs")),
+    ("decide/refill.rs", include_str!("../decide/refill.rs")),
     ("decide/signals.rs", include_str!("../decide/signals.rs")),
     ("event/codec.rs", include_str!("../event/codec.rs")),
     ("event/digest.rs", include_str!("../event/digest.rs")),
     ("event/order.rs", include_str!("../event/order.rs")),
     ("event/v1.rs", include_str!("../event/v1.rs")),
+    ("event/v2.rs", include_str!("../event/v2.rs")),
     ("event/view.rs", include_str!("../event/view.rs")),
 ];
 

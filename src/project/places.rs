@@ -108,6 +108,7 @@ impl Places {
                 self.checkpoints.insert(e.version.to_native(), e.native());
             }
             EventRef::BatchPlanned(_)
+            | EventRef::BatchRefilled(_)
             | EventRef::RolloutFinished(_)
             | EventRef::SignalRaised(_)
             | EventRef::StepSkipped(_)

@@ -13,9 +13,9 @@ use super::rollouts::{Rollouts, Span, native};
 use super::series::Uncompared;
 use crate::decide::signals::{Raised, Tried};
 use crate::event::{
-    BatchPlanned, DraftProposed, DraftRejected, DraftValidated, Event, EvolutionStarted, ExplorationStepTaken,
-    GradientStepTaken, Kind, PolicyPublished, ReflectionWritten, Reward, RolloutFinished, RolloutKey, SignalKind,
-    StepSkipped, codec, view::Archived,
+    BatchPlanned, BatchRefilled, DraftProposed, DraftRejected, DraftValidated, Event, EvolutionStarted,
+    ExplorationStepTaken, GradientStepTaken, Kind, PolicyPublished, ReflectionWritten, Reward, RolloutFinished,
+    RolloutKey, SignalKind, StepSkipped, codec, view::Archived,
 };
 
 /// A training step in progress.
@@ -34,6 +34,8 @@ pub struct RecordedStep {
     /// Archives of the events below.
     bytes: Vec<u8>,
     plan: Option<Span>,
+    /// Further rounds, from round 1.
+    refills: Vec<Span>,
     updates: Vec<(u32, Span)>,
     skipped: Vec<(u32, Span)>,
     published: Option<Span>,
@@ -59,6 +61,38 @@ impl RecordedStep {
     /// Never for what was applied.
     pub fn plan(&self) -> Result<Option<BatchPlanned>, codec::Error> {
         self.plan.map(|span| kept!(self, span, BatchPlanned)).transpose()
+    }
+
+    /// Its further rounds, in order: the first is round 1.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn refills(&self) -> Result<Vec<BatchRefilled>, codec::Error> {
+        self.refills.iter().map(|span| kept!(self, span, BatchRefilled)).collect()
+    }
+
+    /// How many further rounds it has.
+    pub fn rounds(&self) -> u32 {
+        self.refills.len() as u32
+    }
+
+    /// (task, draw) of every group planned, those of further rounds behind those of the plan; empty without a plan.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn groups(&self) -> Result<Vec<(String, u32)>, codec::Error> {
+        let planned = self.plan()?.map_or_else(Vec::new, |plan| plan.groups);
+        Ok(planned.into_iter().chain(self.refills()?.into_iter().flat_map(|refill| refill.groups)).collect())
+    }
+
+    /// How many groups that teach something ([`crate::decide::refill`]) its plan asks for and its rollouts lack. What
+    /// is not finished yet teaches nothing.
+    ///
+    /// # Errors
+    /// Never for what was applied.
+    pub fn lacking(&self) -> Result<usize, codec::Error> {
+        let wanted = self.plan()?.map_or(0, |plan| plan.groups.len());
+        Ok(wanted.saturating_sub(self.rollouts.teaching_groups()))
     }
 
     /// Updates applied, in order.
@@ -105,7 +139,7 @@ impl RecordedStep {
         self.skipped.iter().any(|(u, _)| *u == update)
     }
 
-    /// Keys of all planned rollouts, in planned order; empty without a plan.
+    /// Keys of all planned rollouts, in planned order, further rounds included; empty without a plan.
     ///
     /// # Errors
     /// Never for what was applied.
@@ -115,7 +149,7 @@ impl RecordedStep {
             let (task, draw) = (task.clone(), *draw);
             (0..plan.group_size).map(move |k| RolloutKey { step: plan.step, task: task.clone(), draw, k })
         };
-        Ok(plan.groups.iter().flat_map(of_group).collect())
+        Ok(self.groups()?.iter().flat_map(of_group).collect())
     }
 
     /// Planned rollouts that are not in the log, in planned order.
@@ -157,6 +191,16 @@ impl RecordedStep {
         self.plan = Some(Span::push(&mut self.bytes, facts));
     }
 
+    /// Takes a further round; whether it follows from what is there: a plan, every earlier round, and rollouts that
+    /// are not folded yet.
+    pub(super) fn keep_refill(&mut self, round: u32, facts: &[u8]) -> bool {
+        let follows = self.is_planned() && !self.closed && self.rounds().checked_add(1) == Some(round);
+        if follows {
+            self.refills.push(Span::push(&mut self.bytes, facts));
+        }
+        follows
+    }
+
     pub(super) fn keep_update(&mut self, update: u32, facts: &[u8]) {
         let span = Span::push(&mut self.bytes, facts);
         self.updates.insert(self.updates.partition_point(|(u, _)| *u < update), (update, span));
@@ -180,6 +224,7 @@ impl RecordedStep {
         self.strays.clear();
         self.bytes.clear();
         self.plan = None;
+        self.refills.clear();
         self.updates.clear();
         self.skipped.clear();
         self.published = None;
@@ -190,6 +235,9 @@ impl RecordedStep {
 #[derive(Serialize)]
 pub(super) struct StepDigest {
     plan: Option<BatchPlanned>,
+    // Left out where there is none: the digest of such a step is what it was before there were further rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    refills: Vec<BatchRefilled>,
     rollouts: Vec<(RolloutKey, u32, Reward, Vec<String>)>,
     raised: Vec<Raised>,
     logged: BTreeSet<(RolloutKey, SignalKind)>,
@@ -213,6 +261,7 @@ impl StepDigest {
         }
         Ok(StepDigest {
             plan: step.plan()?,
+            refills: step.refills()?,
             rollouts,
             raised: step.raised(),
             logged,

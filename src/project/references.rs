@@ -50,6 +50,13 @@ impl References {
                 let missing = e.groups.iter().find(|(task, _)| !self.tasks.contains(task));
                 missing.and_then(|(task, _)| none("task", task))
             }
+            Event::BatchRefilled(e) => {
+                let planned = self.open.contains_key(&e.step);
+                self.open.entry(e.step).or_default().groups.extend(e.groups.iter().cloned());
+                let missing = e.groups.iter().find(|(task, _)| !self.tasks.contains(task));
+                let plan = if planned { None } else { none("the plan of step", &e.step) };
+                plan.or(missing.and_then(|(task, _)| none("task", task)))
+            }
             Event::RolloutFinished(e) => {
                 let open = self.open.entry(e.key.step).or_default();
                 open.rollouts.insert(e.key.clone());
@@ -121,7 +128,7 @@ impl References {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event::samples;
+    use crate::event::{BatchRefilled, Kind, RolloutFinished, samples};
 
     /// A small run in order, made of the samples' events, each fitted to the others.
     fn run() -> Vec<Event> {
@@ -129,6 +136,8 @@ mod tests {
         let mut events = Vec::new();
         for event in samples::all() {
             events.push(match event {
+                // Stands behind the plan: see below.
+                Event::BatchRefilled(_) => continue,
                 Event::TaskAdmitted(mut e) => {
                     (e.task.id, e.draft) = ("t".into(), None);
                     e.into()
@@ -215,6 +224,28 @@ mod tests {
             let found = named(lost);
             assert!(found.iter().any(|what| what.contains(&format!("refers to {wanted},"))), "{lost}: {found:?}");
         }
+        // A further round: its rollouts are planned, it needs the step's plan, and its tasks.
+        let refill: Event = BatchRefilled { step: 1, round: 1, groups: vec![("t".into(), 1)] }.into();
+        let more = |e: &Event| match e {
+            Event::RolloutFinished(e) => {
+                let key = RolloutKey { draw: 1, ..e.key.clone() };
+                [Some(RolloutFinished { key, ..e.clone() }.into()), None]
+            }
+            Event::BatchPlanned(_) => [None, Some(refill.clone())],
+            _ => [None, None],
+        };
+        let mut refilled: Vec<Event> = Vec::new();
+        for event in &events {
+            let [before, after] = more(event);
+            refilled.extend(before.into_iter().chain([event.clone()]).chain(after));
+        }
+        assert_eq!(found(&refilled), Vec::<String>::new());
+        let without = |kind: Kind| refilled.iter().filter(|e| e.kind() != kind).cloned().collect::<Vec<_>>();
+        let says =
+            |found: Vec<String>, what: &str| assert!(found.iter().any(|f| f.contains(what)), "{what}: {found:?}");
+        says(found(&without(Kind::BatchRefilled)), "refers to the plan of group 1/t/1/1,");
+        says(found(&without(Kind::BatchPlanned)), "batch_refilled refers to the plan of step 1,");
+        says(found(&without(Kind::TaskAdmitted)), "batch_refilled refers to task t,");
         // Nobody refers to these.
         for lost in ["reflection_written", "draft_validated", "policy_published", "run_started"] {
             assert_eq!(named(lost), Vec::<String>::new(), "{lost}");

@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::series::end;
+use crate::decide::refill::teaches;
 use crate::decide::signals::Tried;
 use crate::event::view::{Archived, EventRef, View};
 use crate::event::{ArchivedRolloutFinished, EndReason, Event, Kind, RolloutFinished, RolloutKey, SignalKind, codec};
@@ -195,12 +196,23 @@ impl Rollouts {
 
     /// The rollout at a place in canonical order; a place is below [`Rollouts::len`].
     pub fn at(&self, place: usize) -> Finished<'_> {
-        Finished { of: self, entry: &self.entries[self.order[place] as usize] }
+        self.finished(self.order[place])
+    }
+
+    fn finished(&self, index: u32) -> Finished<'_> {
+        Finished { of: self, entry: &self.entries[index as usize] }
     }
 
     /// All, in canonical order.
     pub fn iter(&self) -> impl Iterator<Item = Finished<'_>> {
         (0..self.len()).map(|place| self.at(place))
+    }
+
+    /// How many groups teach something ([`teaches`]).
+    pub fn teaching_groups(&self) -> usize {
+        let same_group = |a: &u32, b: &u32| self.finished(*a).same_group(&self.finished(*b));
+        let groups = self.order.chunk_by(same_group);
+        groups.filter(|group| teaches(group.iter().filter_map(|i| self.finished(*i).score()))).count()
     }
 
     /// Keys in canonical order.

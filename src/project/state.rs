@@ -202,6 +202,9 @@ impl State {
             EventRef::RunStarted(_) => places.run.is_some(),
             EventRef::TaskAdmitted(e) => places.tasks.contains_key(e.task.id.as_str()),
             EventRef::BatchPlanned(e) => in_step(e.step.to_native(), &RecordedStep::is_planned),
+            EventRef::BatchRefilled(e) => {
+                in_step(e.step.to_native(), &|open| (1..=open.rounds()).contains(&e.round.to_native()))
+            }
             EventRef::SignalRaised(e) => {
                 let (key, kind) = (&e.key, e.kind.native());
                 let (step, draw, k) = (key.step.to_native(), key.draw.to_native(), key.k.to_native());
@@ -240,6 +243,7 @@ impl State {
             EventRef::EvolutionStarted(e) => e.step.to_native(),
             EventRef::StepFinished(e) => e.step.to_native(),
             EventRef::BatchPlanned(e) => e.step.to_native().saturating_sub(1),
+            EventRef::BatchRefilled(e) => e.step.to_native().saturating_sub(1),
             EventRef::RunFinished(_) => u32::MAX,
             _ => return,
         };
@@ -298,12 +302,25 @@ impl State {
             }
             EventRef::BatchPlanned(e) => {
                 let step = e.step.to_native();
-                self.tasks.plan(e);
+                self.tasks.plan(e.groups.iter().map(|group| group.0.as_str()));
                 let metrics = self.metrics.steps.get_or_default(step);
                 metrics.policy_version = e.policy_version.to_native();
                 metrics.groups = e.groups.len() as u32;
                 if let Some(open) = self.open_step(step, seq) {
                     open.keep_plan(view.facts());
+                }
+            }
+            EventRef::BatchRefilled(e) => {
+                let (step, round) = (e.step.to_native(), e.round.to_native());
+                if self.open_step(step, seq).is_some_and(|open| open.keep_refill(round, view.facts())) {
+                    self.tasks.plan(e.groups.iter().map(|group| group.0.as_str()));
+                    let metrics = self.metrics.steps.get_or_default(step);
+                    metrics.groups += e.groups.len() as u32;
+                    metrics.refill_rounds = round;
+                } else {
+                    self.note(format!(
+                        "event {seq}: round {round} of step {step} does not follow from what is recorded"
+                    ));
                 }
             }
             // Taken before: nothing else concerns it.

@@ -3,6 +3,7 @@
 use super::RunError;
 use super::policy::{Trainee, Update};
 use crate::config;
+use crate::decide::refill::used;
 use crate::event::digest::{Digest, FactKey, FactsDigest, content_hash, fact_key, key_bytes};
 use crate::event::view::View;
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
@@ -11,7 +12,7 @@ use crate::log::{
 };
 use crate::project::{State, fold_version};
 use crate::world::{Stopwatch, now_ms};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
 /// A log opened for writing, with the state that its durable events fold to.
@@ -253,6 +254,7 @@ impl Past {
             }
         }
         let mut open: BTreeMap<u32, BTreeMap<RolloutKey, RolloutFinished>> = BTreeMap::new();
+        let mut refilled = BTreeSet::new();
         // Nothing of a later step stands before the end of this one.
         let begin = self.state.places.steps.get(&from).map_or(1, |place| place.last);
         for stamped in self.reader.read(MAIN, begin)? {
@@ -260,9 +262,13 @@ impl Past {
                 Event::RolloutFinished(r) if r.key.step > from => {
                     open.entry(r.key.step).or_default().insert(r.key.clone(), r);
                 }
+                Event::BatchRefilled(e) => {
+                    refilled.insert(e.step);
+                }
                 Event::PolicyPublished(p) if p.step > from => {
-                    let rollouts = open.remove(&p.step).unwrap_or_default();
-                    for update in trainee.learn(p.step, rollouts.into_values().collect())? {
+                    let rollouts = open.remove(&p.step).unwrap_or_default().into_values().collect();
+                    let rollouts = if refilled.remove(&p.step) { used(rollouts) } else { rollouts };
+                    for update in trainee.learn(p.step, rollouts)? {
                         if let Update::Taken(e) = update {
                             self.compare(&e)?;
                         }

@@ -13,6 +13,7 @@ mod evolution;
 mod ledger;
 mod observe;
 pub mod policy;
+mod refill;
 mod sample;
 mod setup;
 mod summary;
@@ -28,6 +29,7 @@ pub use summary::{Summary, summarise};
 
 use crate::config::Settings;
 use crate::decide::curriculum::{BatchOptions, plan_batch};
+use crate::decide::refill::used;
 use crate::decide::similarity::NoveltyIndex;
 use crate::env::Environment;
 use crate::event::{
@@ -206,7 +208,8 @@ impl Run {
         let due = |every: u32| step.is_multiple_of(every) && every > 0;
         observer.progress(Progress::StepStarted { step, of: self.settings.run.steps });
         let plan = self.plan(step)?;
-        self.sample(&plan, observer)?;
+        self.sample(&plan, &plan.groups, observer)?;
+        self.refill(&plan, observer)?;
         self.raise_signals(step)?;
         self.learn(step, observer)?;
         if self.settings.evolve.mode != "off" && due(self.settings.evolve.every) && !last {
@@ -228,8 +231,7 @@ impl Run {
             return Ok(plan);
         }
         let batch = &self.settings.batch;
-        let options =
-            BatchOptions { tasks: batch.tasks as usize, fresh_share: batch.fresh_share, ..BatchOptions::default() };
+        let options = self.batch_options(batch.tasks as usize);
         let candidates = self.ledger.state().tasks.candidates();
         let plan = BatchPlanned {
             step,
@@ -243,6 +245,11 @@ impl Run {
         };
         self.ledger.record(plan.clone(), 0)?;
         Ok(plan)
+    }
+
+    /// How `groups` groups are drawn.
+    fn batch_options(&self, groups: usize) -> BatchOptions {
+        BatchOptions { tasks: groups, fresh_share: self.settings.batch.fresh_share, ..BatchOptions::default() }
     }
 
     /// Signals of the step's rollouts. The fold knows which follow; here they become events.
@@ -261,9 +268,11 @@ impl Run {
             // `restore` has recomputed this step: the learner stands behind it already.
             return Ok(());
         }
+        let refilled = recorded.is_some_and(|r| r.rounds() > 0);
         observer.progress(Progress::Learning { step });
         let rollouts = self.ledger.state().recorded.rollouts(step);
         let rollouts = rollouts.map_err(|e| RunError::internal("recorded rollouts", e))?;
+        let rollouts = if refilled { used(rollouts) } else { rollouts };
         let watch = Stopwatch::start();
         let updates = self.trainee.learn(step, rollouts)?;
         let spent = watch.micros();

@@ -1,4 +1,4 @@
-//! Sampling a step: the missing rollouts of the plan, through the pipeline, into the log.
+//! Sampling a step: the missing rollouts of its plan, or of a further round, through the pipeline, into the log.
 
 use super::setup::{limits, play_plan};
 use super::{Observer, Progress, Run, RunError};
@@ -9,16 +9,21 @@ use crate::world::Stopwatch;
 use std::collections::BTreeSet;
 
 impl Run {
-    /// Plays every rollout of `plan` that the log does not hold.
-    pub(super) fn sample(&mut self, plan: &BatchPlanned, observer: &mut dyn Observer) -> Result<(), RunError> {
+    /// Plays every rollout of `groups`, planned for the step of `plan`, that the log does not hold.
+    pub(super) fn sample(
+        &mut self,
+        plan: &BatchPlanned,
+        groups: &[(String, u32)],
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
         self.settle()?;
         let recorded = self.ledger.state().recorded.steps.get(&plan.step);
         if recorded.is_some_and(|r| r.closed) {
             return Ok(());
         }
         let have: BTreeSet<RolloutKey> = recorded.map(|r| r.rollouts.keys().collect()).unwrap_or_default();
-        let mut groups = Vec::new();
-        for (index, (task, draw)) in plan.groups.iter().enumerate() {
+        let mut missing = Vec::new();
+        for (index, (task, draw)) in groups.iter().enumerate() {
             let Some(entry) = self.ledger.state().tasks.tasks.get(task) else {
                 return Err(RunError::internal("planned task is not in D", task));
             };
@@ -40,10 +45,12 @@ impl Run {
                 })
                 .collect();
             if !jobs.is_empty() {
-                groups.push(jobs);
+                missing.push(jobs);
             }
         }
-        let of = plan.groups.len() * plan.group_size as usize;
+        // Of every round so far.
+        let planned = self.ledger.state().metrics.steps.get(&plan.step).map_or(0, |m| m.groups as usize);
+        let of = planned * plan.group_size as usize;
         let mut done = have.len();
         observer.progress(Progress::Sampled { done, of });
         let agent = self.trainee.agent()?;
@@ -52,7 +59,7 @@ impl Run {
         let mut environment = 0;
         let watch = Stopwatch::start();
         let ledger = &mut self.ledger;
-        let played = play(&self.env, agent.as_ref(), groups, &stages, self.clock.latencies(), &mut |record| {
+        let played = play(&self.env, agent.as_ref(), missing, &stages, self.clock.latencies(), &mut |record| {
             environment += record.environment_us;
             let duration = record.sampling_us + record.environment_us;
             if let Reward::Unscored(reason) = &record.reward {

@@ -17,6 +17,11 @@ pub struct Row {
     pub finished: bool,
     /// Finished rollouts; `null` at step 0.
     pub rollouts: Option<u32>,
+    /// Further rounds of dynamic sampling, and groups that were left out of the update for teaching nothing; 0 in a
+    /// step without further rounds.
+    pub refill_rounds: u32,
+    /// See `refill_rounds`.
+    pub left_out: u32,
     /// Mean score of the scored rollouts, in [0, 1].
     pub mean_reward: Option<f64>,
     /// Share of scored rollouts with full score.
@@ -185,6 +190,8 @@ fn row(state: &State, step: u32) -> Row {
     if let Some(m) = state.metrics.steps.get(&step) {
         row.finished = m.finished;
         row.rollouts = Some(m.rollouts);
+        row.refill_rounds = m.refill_rounds;
+        row.left_out = m.left_out;
         row.mean_reward = m.mean_reward;
         row.pass_rate = m.pass_rate;
         row.signals = SIGNALS.iter().map(|(kind, _)| (*kind, m.signals.get(*kind))).collect();

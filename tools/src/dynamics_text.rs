@@ -21,6 +21,14 @@ pub fn table(d: &Dynamics) -> String {
         let name = split.clone();
         columns.push((format!("{split} %"), Box::new(move |r| percent(r.success.get(&name).copied()))));
     }
+    if d.steps.iter().any(|r| r.refill_rounds > 0) {
+        columns.push((
+            "refills".into(),
+            Box::new(|r| r.rollouts.map_or_else(String::new, |_| r.refill_rounds.to_string())),
+        ));
+        columns
+            .push(("left out".into(), Box::new(|r| r.rollouts.map_or_else(String::new, |_| r.left_out.to_string()))));
+    }
     columns.push(("reward".into(), Box::new(|r| number(r.mean_reward, 3))));
     columns.push(("pass %".into(), Box::new(move |r| percent(r.pass_rate))));
     for (kind, name) in SIGNALS {
@@ -53,7 +61,9 @@ pub fn table(d: &Dynamics) -> String {
 /// CSV (RFC 4180, line breaks `\n`): fixed columns, then one `success:SPLIT` per split; rates in [0, 1].
 pub fn csv(d: &Dynamics) -> String {
     let mut header: Vec<String> =
-        ["step", "finished", "rollouts", "mean_reward", "pass_rate"].map(str::to_owned).to_vec();
+        ["step", "finished", "rollouts", "refill_rounds", "left_out", "mean_reward", "pass_rate"]
+            .map(str::to_owned)
+            .to_vec();
     header.extend(SIGNALS.iter().map(|(_, name)| format!("signals_{name}")));
     header.extend(ORIGINS.iter().map(|(_, name)| format!("tasks_{name}")));
     header.extend(["loss", "kl", "entropy"].map(str::to_owned));
@@ -64,6 +74,8 @@ pub fn csv(d: &Dynamics) -> String {
             r.step.to_string(),
             r.finished.to_string(),
             r.rollouts.map_or_else(String::new, |n| n.to_string()),
+            r.rollouts.map_or_else(String::new, |_| r.refill_rounds.to_string()),
+            r.rollouts.map_or_else(String::new, |_| r.left_out.to_string()),
             exact(r.mean_reward),
             exact(r.pass_rate),
         ];

@@ -121,11 +121,11 @@ fn csv_is_rectangular_and_quotes_names() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[0],
-        "step,finished,rollouts,mean_reward,pass_rate,signals_forgetting,signals_boundary,signals_rare,\
+        "step,finished,rollouts,refill_rounds,left_out,mean_reward,pass_rate,signals_forgetting,signals_boundary,signals_rare,\
          tasks_seed,tasks_explored,tasks_synthesised,loss,kl,entropy,\"success:odd,\"\"split\"\"\",success:test-normal"
     );
-    assert_eq!(lines[1], "0,true,,,,,,,1,1,0,,,,0,0.25");
-    assert_eq!(lines[2], "1,true,4,0.5,0.25,0,4,0,1,1,1,,,,,0.75");
+    assert_eq!(lines[1], "0,true,,,,,,,,,1,1,0,,,,0,0.25");
+    assert_eq!(lines[2], "1,true,4,0,0,0.5,0.25,0,4,0,1,1,1,,,,,0.75");
     assert_eq!(lines.len(), 4);
 }
 
@@ -214,4 +214,17 @@ fn ticks_are_round() {
     let steps: Vec<f64> = [1.0, 4.0, 7.0, 30.0, 100.0, 260.0].map(|span| tick_step(span, 4.0)).to_vec();
     assert_eq!(steps, [0.5, 1.0, 2.0, 10.0, 50.0, 100.0]);
     assert_eq!((tick_step(0.0, 4.0), tick_step(f64::NAN, 4.0)), (1.0, 1.0));
+}
+
+#[test]
+fn further_rounds_are_shown_where_there_are_some() {
+    assert!(!table(&synthetic()).contains("left out"));
+    let mut d = synthetic();
+    (d.steps[1].refill_rounds, d.steps[1].left_out) = (2, 5);
+    let text = table(&d);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].contains("refills  left out  reward"), "{text}");
+    assert_eq!(lines[1].split_whitespace().collect::<Vec<_>>()[3..6], ["-", "-", "-"]);
+    assert_eq!(lines[2].split_whitespace().collect::<Vec<_>>()[3..6], ["2", "5", "0.500"]);
+    assert!(csv(&d).lines().nth(2).is_some_and(|l| l.starts_with("1,true,4,2,5,0.5,")), "{}", csv(&d));
 }

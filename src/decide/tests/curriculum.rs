@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use crate::decide::curriculum::{BatchOptions, Candidate, epoch, plan_batch};
+use crate::decide::curriculum::{BatchOptions, Candidate, epoch, plan_batch, plan_refill};
 
 fn pool(n: usize) -> Vec<Candidate> {
     (0..n)
@@ -133,5 +133,79 @@ proptest! {
         prop_assert_eq!(drawn.len(), batch * steps as usize);
         let (least, most) = (tasks.iter().map(|t| t.planned).min(), tasks.iter().map(|t| t.planned).max());
         prop_assert!(most.unwrap() - least.unwrap() <= 1);
+    }
+}
+
+#[test]
+fn a_further_round_is_the_next_stretch_of_the_epoch() {
+    // What a batch of 10 draws at once, a batch of 6 and rounds of 3 and 1 draw one after another.
+    let whole = plan_batch(&pool(7), 4, 9, &options(10));
+    let mut tasks = pool(7);
+    let mut planned: Vec<(String, u32)> = Vec::new();
+    for (round, n) in [(0, 6), (1, 3), (2, 1)] {
+        let groups = match round {
+            0 => plan_batch(&tasks, 4, 9, &options(n)),
+            _ => plan_refill(&tasks, (4, round), &planned, 9, &options(n)),
+        };
+        assert_eq!(groups.len(), n);
+        for (id, _) in &groups {
+            tasks.iter_mut().find(|c| c.id == *id).unwrap().planned += 1;
+        }
+        planned.extend(groups);
+    }
+    assert_eq!(planned, whole);
+}
+
+#[test]
+fn further_rounds_with_replacement_are_draws_of_their_own() {
+    let options = BatchOptions { tasks: 12, replacement: true, ..BatchOptions::default() };
+    let tasks = pool(5);
+    let plan = plan_batch(&tasks, 3, 1, &options);
+    let rounds: Vec<_> = (1..=2).map(|round| plan_refill(&tasks, (3, round), &plan, 1, &options)).collect();
+    let ids = |groups: &[(String, u32)]| groups.iter().map(|g| g.0.clone()).collect::<Vec<_>>();
+    assert!(ids(&plan) != ids(&rounds[0]) && ids(&rounds[0]) != ids(&rounds[1]));
+    assert_ne!(ids(&rounds[0]), ids(&plan_refill(&tasks, (4, 1), &plan, 1, &options)), "another step");
+    assert_ne!(ids(&rounds[0]), ids(&plan_refill(&tasks, (3, 1), &plan, 2, &options)), "another seed");
+    assert_eq!(rounds[0], plan_refill(&tasks, (3, 1), &plan, 1, &options));
+}
+
+#[test]
+fn new_tasks_come_first_in_a_further_round_too() {
+    let mut tasks = pool(6);
+    tasks.iter_mut().for_each(|t| t.planned = 1);
+    tasks.push(Candidate { id: "new".into(), weight: 1.0, planned: 0, base_epoch: 1, admitted_step: 2 });
+    assert_eq!(plan_refill(&tasks, (3, 1), &[], 1, &options(2))[0], ("new".into(), 0));
+    assert_eq!(plan_refill(&[], (3, 1), &[], 1, &options(2)), []);
+}
+
+proptest! {
+    #[test]
+    fn no_group_of_a_step_is_planned_twice(
+        n in 1usize..6,
+        sizes in prop::collection::vec(1usize..9, 1..5),
+        replacement: bool,
+        seed in 0u64..50,
+    ) {
+        let mut tasks = pool(n);
+        let mut planned: Vec<(String, u32)> = Vec::new();
+        for (round, size) in sizes.iter().enumerate() {
+            let options = BatchOptions { tasks: *size, replacement, ..BatchOptions::default() };
+            let groups = match round {
+                0 => plan_batch(&tasks, 2, seed, &options),
+                _ => plan_refill(&tasks, (2, round as u32), &planned, seed, &options),
+            };
+            prop_assert_eq!(groups.len(), *size);
+            for (id, _) in &groups {
+                tasks.iter_mut().find(|c| c.id == *id).unwrap().planned += 1;
+            }
+            planned.extend(groups);
+        }
+        // Of every task the draws are 0, 1, 2 .. in the order of planning.
+        let mut next: BTreeMap<String, u32> = BTreeMap::new();
+        for (id, draw) in planned {
+            let n = next.entry(id).or_insert(0);
+            prop_assert_eq!(draw, *n);
+            *n += 1;
+        }
     }
 }

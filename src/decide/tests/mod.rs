@@ -5,6 +5,7 @@ mod check_signals;
 mod contexts;
 mod curriculum;
 mod history;
+mod refill;
 mod signals;
 mod similarity;
 

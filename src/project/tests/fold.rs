@@ -328,3 +328,67 @@ fn the_fold_version_covers_every_file_that_the_fold_is_made_of() {
         assert_eq!(source(name), *text, "{name} names another file");
     }
 }
+
+#[test]
+fn further_rounds_of_a_step() {
+    let of = |task: &str, draw: u32, scores: [Option<f64>; 2]| {
+        let one = move |k: u32| rollout(RolloutKey { draw, ..key(1, task, k) }, scores[k as usize], &[]);
+        [one(0), one(1)]
+    };
+    let (s, f) = (Some(1.0), Some(0.0));
+    let mut events = vec![started("r"), admitted("a", Origin::Seed, None, 0), admitted("b", Origin::Seed, None, 0)];
+    events.extend([published(0, 0), planned(1, &["a", "b"], 2)]);
+    events.extend(of("a", 0, [s, f]).into_iter().chain(of("b", 0, [s, s])));
+    let open = |events: &[Event]| fold(events).recorded.steps[&1].clone();
+    assert_eq!((open(&events).lacking(), open(&events).rounds()), (Ok(1), 0));
+    assert_eq!(serde_json::to_value(&fold(&events).metrics.steps[&1]).unwrap().get("left_out"), None);
+    events.push(refilled(1, 1, &[("b", 1)]));
+    assert_eq!(open(&events).missing_rollouts().unwrap().len(), 2);
+    events.extend(of("b", 1, [f, None]));
+    assert_eq!((open(&events).lacking(), open(&events).missing_rollouts()), (Ok(1), Ok(vec![])));
+    events.push(refilled(1, 2, &[("a", 1)]));
+    assert_eq!(open(&events).lacking(), Ok(1), "what is not sampled yet teaches nothing");
+    events.extend(of("a", 1, [f, s]));
+    let state = fold(&events);
+    let step = &state.recorded.steps[&1];
+    assert_eq!((step.lacking(), step.rounds(), step.closed), (Ok(0), 2, false));
+    assert_eq!(step.refills().unwrap().iter().map(|r| r.round).collect::<Vec<_>>(), [1, 2]);
+    let groups = [("a", 0), ("b", 0), ("b", 1), ("a", 1)].map(|(t, d)| (t.to_owned(), d));
+    assert_eq!(step.groups().unwrap(), groups);
+    assert_eq!(state.tasks.tasks.values().map(|t| t.planned).collect::<Vec<_>>(), [2, 2]);
+    assert_eq!(state.tasks.epoch, 2);
+    // All rollouts count for the figures; two of four groups were left out.
+    events.extend([published(1, 1), step_finished(1)]);
+    let state = fold(&events);
+    assert_eq!(state.anomalies, Vec::<String>::new());
+    let one = &state.metrics.steps[&1];
+    assert_eq!((one.groups, one.refill_rounds, one.left_out, one.rollouts, one.scored), (4, 2, 2, 8, 7));
+    assert_eq!(one.mean_reward, Some(4.0 / 7.0));
+    assert_eq!(state.history.tasks["b"].attempts, 4);
+    // The digest tells rounds apart, also in a step in progress.
+    let cut = |n: usize| fold(&events[..n]).digest();
+    assert_ne!(cut(9), cut(10));
+}
+
+#[test]
+fn a_round_that_does_not_follow_is_an_anomaly() {
+    let start = [started("r"), admitted("a", Origin::Seed, None, 0), published(0, 0)];
+    let plan = || planned(1, &["a"], 2);
+    let rolls = || [rollout(key(1, "a", 0), Some(1.0), &[]), rollout(key(1, "a", 1), Some(1.0), &[])];
+    let say = |events: Vec<Event>| -> Vec<String> {
+        let all: Vec<Event> = start.iter().cloned().chain(events).collect();
+        fold(&all).anomalies.into()
+    };
+    let round = |n| refilled(1, n, &[("a", n)]);
+    assert_eq!(say(vec![plan(), round(1), round(2)]), Vec::<String>::new());
+    assert_eq!(say(vec![round(1)]), ["event 4: round 1 of step 1 does not follow from what is recorded"]);
+    assert_eq!(say(vec![plan(), round(2)]), ["event 5: round 2 of step 1 does not follow from what is recorded"]);
+    assert_eq!(say(vec![plan(), round(0)]), ["event 5: round 0 of step 1 does not follow from what is recorded"]);
+    assert_eq!(say(vec![plan(), round(1), round(1)]), ["event 6: batch_refilled repeats a recorded fact"]);
+    let [a, b] = rolls();
+    let late = say(vec![plan(), a, b, published(1, 1), round(1)]);
+    assert_eq!(late, ["event 8: round 1 of step 1 does not follow from what is recorded"]);
+    let [a, b] = rolls();
+    let after = say(vec![plan(), a, b, step_finished(1), round(1)]);
+    assert_eq!(after, ["event 8: batch_refilled repeats a recorded fact"]);
+}

@@ -60,6 +60,11 @@ pub fn planned(step: u32, tasks: &[&str], group_size: u32) -> Event {
     .into()
 }
 
+/// A further round; each group is (task, draw).
+pub fn refilled(step: u32, round: u32, groups: &[(&str, u32)]) -> Event {
+    BatchRefilled { step, round, groups: groups.iter().map(|(t, d)| (t.to_string(), *d)).collect() }.into()
+}
+
 pub fn rollout(key: RolloutKey, score: Option<f64>, calls: &[&str]) -> Event {
     let call = |name: &&str| ToolCall { name: name.to_string(), arguments: "{}".into() };
     RolloutFinished {

@@ -45,6 +45,7 @@ impl Model {
     fn step_of(event: &Event) -> Option<u32> {
         match event {
             Event::BatchPlanned(e) => Some(e.step),
+            Event::BatchRefilled(e) => Some(e.step),
             Event::RolloutFinished(e) => Some(e.key.step),
             Event::SignalRaised(e) => Some(e.key.step),
             Event::GradientStepTaken(e) => Some(e.step),
@@ -58,13 +59,18 @@ impl Model {
         let late = step.is_some_and(|s| self.finished.contains_key(&s));
         let closed = matches!(event, Event::RolloutFinished(r) if self.closed.contains(&r.key.step));
         let published = matches!(event, Event::PolicyPublished(_));
-        let again = fact_key(event).is_some_and(|key| !published && !late && !closed && !self.seen.insert(key));
+        // A further round that does not follow is not taken, and may come again.
+        let follows = !matches!(event, Event::BatchRefilled(e) if !self.follows(e));
+        let again = fact_key(event).is_some_and(|key| {
+            !published && !late && !closed && if follows { !self.seen.insert(key) } else { self.seen.contains(&key) }
+        });
         if late || closed || again {
             self.anomalies += 1;
             return;
         }
         let through = match event {
             Event::BatchPlanned(e) => e.step.checked_sub(1),
+            Event::BatchRefilled(e) => e.step.checked_sub(1),
             Event::SignalRaised(_) | Event::GradientStepTaken(_) | Event::StepSkipped(_) => step,
             Event::PolicyPublished(e) => Some(e.step),
             Event::EvolutionStarted(e) => Some(e.step),
@@ -93,6 +99,10 @@ impl Model {
         if let Some(step) = step.or(published_step) {
             self.first.entry(step).or_insert(seq);
         }
+        if !follows {
+            self.anomalies += 1;
+            return;
+        }
         self.taken.push((seq, event.clone()));
         match event {
             Event::SignalRaised(e) => {
@@ -108,9 +118,27 @@ impl Model {
             Event::TaskAdmitted(e) => {
                 self.base.insert(e.task.id.clone(), self.epoch);
             }
-            Event::BatchPlanned(_) => self.epoch = epoch(&self.candidates()),
+            Event::BatchPlanned(_) | Event::BatchRefilled(_) => self.epoch = epoch(&self.candidates()),
             _ => {}
         }
+    }
+
+    /// The plan of a step and its further rounds: groups of each.
+    fn rounds(&self, step: u32) -> (Option<usize>, Vec<usize>) {
+        let plan = self.taken.iter().find_map(|(_, e)| match e {
+            Event::BatchPlanned(p) if p.step == step => Some(p.groups.len()),
+            _ => None,
+        });
+        let more = self.taken.iter().filter_map(|(_, e)| match e {
+            Event::BatchRefilled(r) if r.step == step => Some(r.groups.len()),
+            _ => None,
+        });
+        (plan, more.collect())
+    }
+
+    fn follows(&self, e: &BatchRefilled) -> bool {
+        let (plan, more) = self.rounds(e.step);
+        plan.is_some() && e.round == more.len() as u32 + 1 && !self.closed.contains(&e.step)
     }
 
     fn candidates(&self) -> Vec<Candidate> {
@@ -124,9 +152,10 @@ impl Model {
                     base_epoch: self.base[&e.task.id],
                     admitted_step: e.step,
                 }),
-                Event::BatchPlanned(e) => {
+                Event::BatchPlanned(BatchPlanned { groups, .. })
+                | Event::BatchRefilled(BatchRefilled { groups, .. }) => {
                     for task in out.iter_mut() {
-                        task.planned += e.groups.iter().filter(|(id, _)| *id == task.id).count() as u64;
+                        task.planned += groups.iter().filter(|(id, _)| *id == task.id).count() as u64;
                     }
                 }
                 _ => {}
@@ -151,6 +180,14 @@ impl Model {
             let any = |test: &dyn Fn(f64) -> bool| of().any(|r| r.reward.score().is_some_and(test));
             any(&|s| s > 0.5) && any(&|s| s < 0.5)
         });
+        let teach = groups.iter().filter(|(task, draw)| {
+            let of = rollouts.iter().filter(|r| r.key.task == *task && r.key.draw == *draw);
+            let scores: Vec<f64> = of.filter_map(|r| r.reward.score()).collect();
+            scores.iter().any(|s| scores.iter().any(|t| s - t > 1e-9))
+        });
+        let (plan, more) = self.rounds(step);
+        let planned = plan.unwrap_or(0) + more.iter().sum::<usize>();
+        let left_out = if self.closed.contains(&step) { planned.saturating_sub(teach.count()) } else { 0 };
         let mut signals: BTreeMap<String, u32> = BTreeMap::new();
         let (mut updates, mut skipped) = (Vec::new(), 0);
         for (_, event) in &self.taken {
@@ -165,8 +202,12 @@ impl Model {
             }
         }
         let n = scores.len() as f64;
+        let some = |n: usize| (n > 0).then_some(n);
         let share = |count: usize| (n > 0.0).then(|| count as f64 / n);
         json!({
+            "groups": planned,
+            "refill_rounds": some(more.len()),
+            "left_out": some(if more.is_empty() { 0 } else { left_out }),
             "rollouts": rollouts.len(),
             "scored": scores.len(),
             "mean_reward": (n > 0.0).then(|| scores.iter().sum::<f64>() / n),
@@ -221,6 +262,9 @@ fn any_event() -> impl Strategy<Value = Event> {
         3 => (1u32..4, proptest::collection::vec(0usize..4, 0..4)).prop_map(|(step, tasks)| {
             planned(step, &tasks.into_iter().map(|t| TASKS[t]).collect::<Vec<_>>(), 2)
         }),
+        3 => (1u32..4, 0u32..4, proptest::collection::vec((0usize..4, 0u32..3), 0..3)).prop_map(|(step, round, of)| {
+            refilled(step, round, &of.into_iter().map(|(t, draw)| (TASKS[t], draw)).collect::<Vec<_>>())
+        }),
         2 => (1u32..4, 0u32..2, proptest::collection::vec((0usize..4, 1u32..3), 0..3)).prop_map(|(step, update, of)| {
             gradient(step, update, &of.into_iter().map(|(t, n)| (TASKS[t], n)).collect::<Vec<_>>(), 0.5)
         }),
@@ -269,6 +313,7 @@ proptest! {
             };
             prop_assert_eq!(state.stretch(step), stretch, "step {}", step);
             if let Some(open) = state.recorded.steps.get(&step) {
+                prop_assert_eq!(open.rounds() as usize, model.rounds(step).1.len());
                 let rollouts: Vec<_> = model.rollouts(step).into_values().collect();
                 prop_assert_eq!(&open.rollouts.native().unwrap(), &rollouts);
                 prop_assert_eq!(&state.recorded.rollouts(step).unwrap(), &rollouts);
