@@ -6,19 +6,19 @@
 // Kernels take their extents, strides and pointers one by one, and index register arrays by constants.
 #![allow(clippy::too_many_arguments, clippy::needless_range_loop)]
 
-mod attn;
+mod attention;
 mod gemm;
 mod heads;
-mod rows;
+mod norm;
 mod score;
 mod simd;
 
-pub use attn::{
+pub use attention::{
     AttnBuffers, AttnState, KEYS, Needed, PagedRun, PagedState, Plan, attend_pages, attention, attention_backward,
 };
 pub use gemm::{Mat, PackedBuf, gemm, gemm_outer};
 pub use heads::{Heads, MAX_HEAD, QkNorm, RopeTable, split_heads, split_heads_backward};
-pub use rows::{
+pub use norm::{
     Partials, add_bias, add_column_sums, rms_norm, rms_norm_again, rms_norm_backward, swiglu, swiglu_backward,
 };
 pub use score::{Scored, score, score_backward};

@@ -4,9 +4,9 @@
 //! `q [kv head][row][query head of the group][width]` scaled by 1/sqrt(head_dim), `k`, `v`
 //! `[kv head][row][width]`.
 
-use super::rows::{Partials, norm_row, norm_row_backward};
-use super::simd::{Isa, V8, dispatch};
-use super::{Exec, ROWS, Shared};
+use super::super::norm::{Partials, norm_row, norm_row_backward};
+use super::super::simd::{Isa, V8, dispatch};
+use super::super::{Exec, ROWS, Shared};
 
 /// Longest head; bounds a stack buffer.
 pub const MAX_HEAD: usize = 512;

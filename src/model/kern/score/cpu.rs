@@ -1,7 +1,7 @@
 //! From logits to log-probabilities and entropies of chosen tokens, and back.
 
-use super::simd::{Isa, V8, dispatch};
-use super::{Exec, Shared};
+use super::super::simd::{Isa, V8, dispatch};
+use super::super::{Exec, Shared};
 
 /// What the forward keeps of a scored row.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

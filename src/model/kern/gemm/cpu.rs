@@ -8,20 +8,20 @@
 
 use std::cell::RefCell;
 
-use super::simd::{Isa, W16, dispatch};
-use super::{Exec, Shared};
+use super::super::simd::{Isa, W16, dispatch};
+use super::super::{Exec, Shared};
 
 /// Columns of a panel.
-pub(super) const NR: usize = 16;
+pub(in crate::model::kern) const NR: usize = 16;
 /// Depth of a block: 16 columns of 256 floats (16 KiB) stay in the first-level cache.
-pub(super) const KC: usize = 256;
+pub(in crate::model::kern) const KC: usize = 256;
 /// Rows of a task: a multiple of 6 and 12.
 const MC: usize = 192;
 /// Columns of a task.
 const NC: usize = 512;
 /// One register tile: `c[mr, n] (+)= a[mr, k] b[k, 16]`, strides in floats; `ars` or `acs` is 1.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(in crate::model::kern) struct Tile {
     pub mr: usize,
     pub k: usize,
     pub a: *const f32,
@@ -44,7 +44,7 @@ pub(super) struct Tile {
 /// # Safety
 /// Pointers valid for the extents the fields describe; the instruction set exists.
 #[inline(always)]
-pub(super) unsafe fn tile_rows<I: Isa>(t: &Tile) {
+pub(in crate::model::kern) unsafe fn tile_rows<I: Isa>(t: &Tile) {
     unsafe {
         match t.mr {
             12 if I::MR >= 12 => tile::<I, 12>(t),
@@ -68,7 +68,7 @@ pub(super) unsafe fn tile_rows<I: Isa>(t: &Tile) {
 /// # Safety
 /// As [`tile_rows`], for 32 whole columns.
 #[inline(always)]
-pub(super) unsafe fn pair_rows<I: Isa>(t: &Tile, panel: usize) {
+pub(in crate::model::kern) unsafe fn pair_rows<I: Isa>(t: &Tile, panel: usize) {
     unsafe {
         match t.mr {
             12 if I::MR >= 12 => pair::<I, 12>(t, panel),
@@ -579,7 +579,7 @@ pub fn gemm_outer(
 
 #[cfg(test)]
 mod tests {
-    use super::super::simd::Level;
+    use super::super::super::simd::Level;
     use super::*;
     use crate::world::draw;
 

@@ -5,11 +5,11 @@
 
 use std::cell::RefCell;
 
-use super::gemm::{NR, Tile};
-use super::heads::Heads;
-use super::rows::dot;
-use super::simd::{Isa, Level, V8, dispatch};
-use super::{Exec, Shared};
+use super::super::gemm::{NR, Tile};
+use super::super::heads::Heads;
+use super::super::norm::dot;
+use super::super::simd::{Isa, Level, V8, dispatch};
+use super::super::{Exec, Shared};
 
 /// Keys of a block, and of a cache page.
 pub const KEYS: usize = 64;
@@ -20,7 +20,7 @@ const MAX_MR: usize = 12;
 
 /// Query rows with their running softmax state.
 #[derive(Clone, Copy)]
-pub(super) struct Queries {
+pub(in crate::model::kern) struct Queries {
     pub rows: usize,
     /// `[rows][width]`, scaled and rotated.
     pub q: *const f32,
@@ -35,7 +35,7 @@ pub(super) struct Queries {
 
 /// One block of keys and values.
 #[derive(Clone, Copy)]
-pub(super) struct KeyBlock {
+pub(in crate::model::kern) struct KeyBlock {
     /// Position of its first key in the range that `seen` counts.
     pub from: usize,
     /// Keys in it, at most [`KEYS`].
@@ -57,7 +57,7 @@ fn visible(seen: u32, b: &KeyBlock) -> usize {
 /// # Safety
 /// Pointers valid for the extents their fields describe; `kt` readable up to a multiple of 16 keys.
 #[inline(always)]
-pub(super) unsafe fn attend<I: Isa>(a: &Queries, b: &KeyBlock) {
+pub(in crate::model::kern) unsafe fn attend<I: Isa>(a: &Queries, b: &KeyBlock) {
     unsafe {
         let mut scores = [0.0f32; MAX_MR * KEYS];
         let s = scores.as_mut_ptr();

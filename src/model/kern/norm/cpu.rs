@@ -1,17 +1,17 @@
 //! Passes over rows: RMS norm, SwiGLU, bias, and their gradients.
 //!
-//! Gradients of shared weights (norms, biases) are summed per block of [`super::ROWS`] rows and the blocks
+//! Gradients of shared weights (norms, biases) are summed per block of [`super::super::ROWS`] rows and the blocks
 //! added in order, so that threads do not change a bit.
 
-use super::simd::{Isa, V8, dispatch};
-use super::{Exec, ROWS, Shared};
+use super::super::simd::{Isa, V8, dispatch};
+use super::super::{Exec, ROWS, Shared};
 
 /// Sum of products of two rows, over 2 x 8 lanes in a fixed order.
 ///
 /// # Safety
 /// Both pointers valid for `n` floats.
 #[inline(always)]
-pub(super) unsafe fn dot<I: Isa>(a: *const f32, b: *const f32, n: usize) -> f32 {
+pub(in crate::model::kern) unsafe fn dot<I: Isa>(a: *const f32, b: *const f32, n: usize) -> f32 {
     unsafe {
         let (mut s0, mut s1) = (I::V::splat(0.0), I::V::splat(0.0));
         let mut j = 0;
@@ -31,7 +31,13 @@ pub(super) unsafe fn dot<I: Isa>(a: *const f32, b: *const f32, n: usize) -> f32 
 
 /// `h = x / rms(x) * w` of one row; returns 1 / rms.
 #[inline(always)]
-pub(super) unsafe fn norm_row<I: Isa>(x: *const f32, w: *const f32, h: *mut f32, d: usize, eps: f32) -> f32 {
+pub(in crate::model::kern) unsafe fn norm_row<I: Isa>(
+    x: *const f32,
+    w: *const f32,
+    h: *mut f32,
+    d: usize,
+    eps: f32,
+) -> f32 {
     unsafe {
         let r = 1.0 / (dot::<I>(x, x, d) / d as f32 + eps).sqrt();
         scale_row::<I>(x, w, h, d, r);
@@ -55,7 +61,7 @@ unsafe fn scale_row<I: Isa>(x: *const f32, w: *const f32, h: *mut f32, d: usize,
 /// Backward of [`norm_row`]: `dx (+)= ...`, and `dw += dh * x * r` unless `dw` is null. With g = dh * w:
 /// dx = r g - x r^3 mean(g x).
 #[inline(always)]
-pub(super) unsafe fn norm_row_backward<I: Isa>(
+pub(in crate::model::kern) unsafe fn norm_row_backward<I: Isa>(
     x: *const f32,
     w: *const f32,
     r: f32,
@@ -158,14 +164,14 @@ pub struct Partials(Vec<f32>);
 
 impl Partials {
     /// Zeroed room for `blocks` partial sums of `width`.
-    pub(super) fn start(&mut self, blocks: usize, width: usize) -> Shared {
+    pub(in crate::model::kern) fn start(&mut self, blocks: usize, width: usize) -> Shared {
         self.0.clear();
         self.0.resize(blocks * width, 0.0);
         Shared::new(&mut self.0)
     }
 
     /// Adds the partial sums of one column range, block by block, to `out`.
-    pub(super) fn add_to(&self, width: usize, from: usize, out: &mut [f32]) {
+    pub(in crate::model::kern) fn add_to(&self, width: usize, from: usize, out: &mut [f32]) {
         for block in self.0.chunks_exact(width) {
             for (o, x) in out.iter_mut().zip(&block[from..]) {
                 *o += x;
