@@ -1,43 +1,11 @@
-//! Passes over rows: RMS norm, SwiGLU, bias, and their gradients.
-//!
-//! Gradients of shared weights (norms, biases) are summed per block of [`super::super::ROWS`] rows and the blocks
-//! added in order, so that threads do not change a bit.
+//! RMS norms of rows. Rows are independent; the gradient of the weight is summed per block of [`ROWS`] rows.
 
-use super::super::simd::{Isa, V8, dispatch};
-use super::super::{Exec, ROWS, Shared};
-
-/// Sum of products of two rows, over 2 x 8 lanes in a fixed order.
-///
-/// # Safety
-/// Both pointers valid for `n` floats.
-#[inline(always)]
-pub(in crate::model::kern) unsafe fn dot<I: Isa>(a: *const f32, b: *const f32, n: usize) -> f32 {
-    unsafe {
-        let (mut s0, mut s1) = (I::V::splat(0.0), I::V::splat(0.0));
-        let mut j = 0;
-        while j + 16 <= n {
-            s0 = I::V::load(a.add(j)).fma(I::V::load(b.add(j)), s0);
-            s1 = I::V::load(a.add(j + 8)).fma(I::V::load(b.add(j + 8)), s1);
-            j += 16;
-        }
-        while j < n {
-            let w = (n - j).min(8);
-            s0 = I::V::load_n(a.add(j), w, 0.0).fma(I::V::load_n(b.add(j), w, 0.0), s0);
-            j += 8;
-        }
-        s0.add(s1).sum()
-    }
-}
+use super::super::simd::{Isa, V8, dispatch, dot};
+use super::super::{Exec, Partials, ROWS, Shared};
 
 /// `h = x / rms(x) * w` of one row; returns 1 / rms.
 #[inline(always)]
-pub(in crate::model::kern) unsafe fn norm_row<I: Isa>(
-    x: *const f32,
-    w: *const f32,
-    h: *mut f32,
-    d: usize,
-    eps: f32,
-) -> f32 {
+pub unsafe fn norm_row<I: Isa>(x: *const f32, w: *const f32, h: *mut f32, d: usize, eps: f32) -> f32 {
     unsafe {
         let r = 1.0 / (dot::<I>(x, x, d) / d as f32 + eps).sqrt();
         scale_row::<I>(x, w, h, d, r);
@@ -61,7 +29,7 @@ unsafe fn scale_row<I: Isa>(x: *const f32, w: *const f32, h: *mut f32, d: usize,
 /// Backward of [`norm_row`]: `dx (+)= ...`, and `dw += dh * x * r` unless `dw` is null. With g = dh * w:
 /// dx = r g - x r^3 mean(g x).
 #[inline(always)]
-pub(in crate::model::kern) unsafe fn norm_row_backward<I: Isa>(
+pub unsafe fn norm_row_backward<I: Isa>(
     x: *const f32,
     w: *const f32,
     r: f32,
@@ -158,28 +126,6 @@ pub fn rms_norm_again(exec: Exec, x: &[f32], w: &[f32], r: &[f32], h: &mut [f32]
     });
 }
 
-/// Partial sums per block of rows, reused between calls.
-#[derive(Debug, Default)]
-pub struct Partials(Vec<f32>);
-
-impl Partials {
-    /// Zeroed room for `blocks` partial sums of `width`.
-    pub(in crate::model::kern) fn start(&mut self, blocks: usize, width: usize) -> Shared {
-        self.0.clear();
-        self.0.resize(blocks * width, 0.0);
-        Shared::new(&mut self.0)
-    }
-
-    /// Adds the partial sums of one column range, block by block, to `out`.
-    pub(in crate::model::kern) fn add_to(&self, width: usize, from: usize, out: &mut [f32]) {
-        for block in self.0.chunks_exact(width) {
-            for (o, x) in out.iter_mut().zip(&block[from..]) {
-                *o += x;
-            }
-        }
-    }
-}
-
 /// Backward of [`rms_norm`]: writes (or adds to, with `add`) `dx`; adds to `dw` when given.
 pub fn rms_norm_backward(
     exec: Exec,
@@ -210,105 +156,4 @@ pub fn rms_norm_backward(
             partials.add_to(d, 0, &mut dw[..d]);
         }
     }
-}
-
-#[inline(always)]
-unsafe fn swiglu_k<I: Isa>(n: usize, f: usize, gu: *const f32, act: *mut f32) {
-    unsafe {
-        let (one, zero) = (I::V::splat(1.0), I::V::splat(0.0));
-        for i in 0..n {
-            let (g, o) = (gu.add(i * 2 * f), act.add(i * f));
-            for j in (0..f).step_by(8) {
-                let w = (f - j).min(8);
-                let x = I::V::load_n(g.add(j), w, 0.0);
-                let silu = x.div(one.add(zero.sub(x).exp()));
-                silu.mul(I::V::load_n(g.add(f + j), w, 0.0)).store_n(o.add(j), w);
-            }
-        }
-    }
-}
-dispatch! { unsafe fn swiglu_rows(n: usize, f: usize, gu: *const f32, act: *mut f32) = swiglu_k }
-
-#[inline(always)]
-unsafe fn swiglu_backward_k<I: Isa>(n: usize, f: usize, gu: *const f32, d: *mut f32, dgu: *mut f32) {
-    unsafe {
-        let (one, zero) = (I::V::splat(1.0), I::V::splat(0.0));
-        for i in 0..n {
-            let (g, d, o) = (gu.add(i * 2 * f), d.add(i * f), dgu.add(i * 2 * f));
-            for j in (0..f).step_by(8) {
-                let w = (f - j).min(8);
-                let x = I::V::load_n(g.add(j), w, 0.0);
-                let u = I::V::load_n(g.add(f + j), w, 0.0);
-                let dy = I::V::load_n(d.add(j), w, 0.0);
-                let s = one.div(one.add(zero.sub(x).exp()));
-                let silu = x.mul(s);
-                dy.mul(silu).store_n(o.add(f + j), w);
-                // silu' = s + x s (1 - s)
-                dy.mul(u).mul(silu.fma(one.sub(s), s)).store_n(o.add(j), w);
-                silu.mul(u).store_n(d.add(j), w);
-            }
-        }
-    }
-}
-dispatch! { unsafe fn swiglu_rows_backward(n: usize, f: usize, gu: *const f32, d: *mut f32, dgu: *mut f32) = swiglu_backward_k }
-
-/// `act = silu(gate) * up` for `n` rows of `[gate f | up f]`.
-pub fn swiglu(exec: Exec, n: usize, f: usize, gate_up: &[f32], act: &mut [f32]) {
-    assert!(gate_up.len() >= n * 2 * f && act.len() >= n * f, "invariant: rows inside their slices");
-    let act = Shared::new(act);
-    exec.rows(n, |i, m| {
-        // SAFETY: extents checked above; blocks of rows are disjoint.
-        unsafe { swiglu_rows(exec.level(), m, f, gate_up.as_ptr().add(i * 2 * f), act.at(i * f)) }
-    });
-}
-
-/// Backward of [`swiglu`]: `d` holds the gradient of `act` and receives `act` itself (recomputed for the
-/// gradient of the next weight); `dgate_up` receives the gradient of `gate_up`.
-pub fn swiglu_backward(exec: Exec, n: usize, f: usize, gate_up: &[f32], d: &mut [f32], dgate_up: &mut [f32]) {
-    let all = gate_up.len() >= n * 2 * f && d.len() >= n * f && dgate_up.len() >= n * 2 * f;
-    assert!(all, "invariant: rows inside their slices");
-    let (d, o) = (Shared::new(d), Shared::new(dgate_up));
-    exec.rows(n, |i, m| {
-        let at = i * 2 * f;
-        // SAFETY: extents checked above; blocks of rows are disjoint.
-        unsafe { swiglu_rows_backward(exec.level(), m, f, gate_up.as_ptr().add(at), d.at(i * f), o.at(at)) }
-    });
-}
-
-#[inline(always)]
-unsafe fn add_rows_k<I: Isa>(n: usize, w: usize, x: *const f32, xs: usize, y: *mut f32, ys: usize) {
-    unsafe {
-        for i in 0..n {
-            for j in (0..w).step_by(8) {
-                let m = (w - j).min(8);
-                let p = y.add(i * ys + j);
-                I::V::load_n(p, m, 0.0).add(I::V::load_n(x.add(i * xs + j), m, 0.0)).store_n(p, m);
-            }
-        }
-    }
-}
-dispatch! {
-    /// `y += x` for `n` rows of `w` at their strides (a stride of 0 repeats the row).
-    unsafe fn add_rows(n: usize, w: usize, x: *const f32, xs: usize, y: *mut f32, ys: usize) = add_rows_k
-}
-
-/// Adds `bias` to each of `n` rows.
-pub fn add_bias(exec: Exec, n: usize, bias: &[f32], y: &mut [f32]) {
-    let w = bias.len();
-    assert!(y.len() >= n * w, "invariant: rows inside their slice");
-    let y = Shared::new(y);
-    // SAFETY: extents checked above; blocks of rows are disjoint.
-    exec.rows(n, |i, m| unsafe { add_rows(exec.level(), m, w, bias.as_ptr(), 0, y.at(i * w), w) });
-}
-
-/// Adds the sum of `n` rows of `x` (width of `out`) to `out`: the gradient of a bias.
-pub fn add_column_sums(exec: Exec, n: usize, x: &[f32], partials: &mut Partials, out: &mut [f32]) {
-    let w = out.len();
-    assert!(x.len() >= n * w, "invariant: rows inside their slice");
-    let part = partials.start(n.div_ceil(ROWS), w);
-    exec.rows(n, |i, m| {
-        // SAFETY: extents checked above; each block has its own partial sum. Output stride 0: rows add up.
-        unsafe { add_rows(exec.level(), m, w, x.as_ptr().add(i * w), w, part.at(i / ROWS * w), 0) }
-    });
-    partials.add_to(w, 0, out);
 }
