@@ -53,7 +53,9 @@ fn settings_out_of_range_are_refused_by_name_before_anything_is_made() {
         ("learner.beta2=2", "learner.beta2"),
         ("learner.epsilon_low=-5", "learner.epsilon_low"),
         ("learner.dual_clip=-3", "learner.dual_clip"),
-        ("learner.max_grad_norm=0", "learner.max_grad_norm"),
+        ("learner.max_grad_norm=-1", "learner.max_grad_norm"),
+        ("learner.correction_min=3", "learner.correction_min"),
+        ("learner.precision=fp8", "learner.precision"),
         ("evolve.similarity=2", "evolve.similarity"),
         ("eval.splits=test-normal,test-normal", "twice"),
     ] {
