@@ -29,6 +29,7 @@ fn rows_and_column_sums_are_those_of_f64() {
         close("rows", &out[0], &reference::add_bias(&wide(&b), &wide(&y)), 1e-7);
         let sums = reference::column_sums(w, &wide(&y));
         let want: Vec<f64> = sums.iter().zip(&old).map(|(s, old)| s + f64::from(*old)).collect();
-        close("column sums", &out[1], &want, 2e-6);
+        // Up to 200 roundings of partial sums below 16 in f32, 5e-7 each, which mostly cancel.
+        close("column sums", &out[1], &want, 1e-5);
     }
 }
