@@ -1,8 +1,18 @@
-//! Rows of logits, one per task.
+//! From logits to log-probabilities and entropies of chosen tokens, and back.
 
-use super::super::simd::{Isa, V8, dispatch};
-use super::super::{Exec, Shared};
-use super::Scored;
+use super::simd::{Isa, V8, dispatch};
+use super::{Exec, Shared};
+
+/// What the forward keeps of a scored row.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Scored {
+    /// Log-sum-exp of logits / temperature.
+    pub lse: f32,
+    /// Log-probability of the target, nats.
+    pub logp: f32,
+    /// Entropy, nats.
+    pub entropy: f32,
+}
 
 #[inline(always)]
 unsafe fn score_k<I: Isa>(l: *const f32, v: usize, inv_t: f32, target: usize, out: *mut Scored) {
