@@ -9,15 +9,15 @@
 mod attn;
 mod gemm;
 mod heads;
+mod paged;
 mod rows;
 mod score;
 mod simd;
 
-pub use attn::{
-    AttnBuffers, AttnState, KEYS, Needed, PagedRun, PagedState, Plan, attend_pages, attention, attention_backward,
-};
+pub use attn::{AttnBuffers, AttnState, KEYS, Needed, Plan, attention, attention_backward};
 pub use gemm::{Mat, PackedBuf, gemm, gemm_outer};
 pub use heads::{Heads, MAX_HEAD, QkNorm, RopeTable, split_heads, split_heads_backward};
+pub use paged::{PagedRun, PagedState, attend_pages};
 pub use rows::{
     Partials, add_bias, add_column_sums, rms_norm, rms_norm_again, rms_norm_backward, swiglu, swiglu_backward,
 };
