@@ -46,6 +46,7 @@ fn settings_out_of_range_are_refused_by_name_before_anything_is_made() {
         ("env.seed_tasks=1000000000", "1..=100000"),
         ("log.group_commit_us=60000000", "0..=1000000"),
         ("batch.group=1", "2..=4096"),
+        ("batch.refill=65", "0..=64"),
         ("batch.temperature=0", "batch.temperature"),
         ("batch.top_p=1e-300", "batch.top_p"),
         ("learner.learning_rate=-1", "learner.learning_rate"),

@@ -348,12 +348,7 @@ pub const EXECUTION: &[&str] = &[
     "log.blob_copies",
 ];
 
-/// Settings that are younger than recorded runs and whose default is what was done before they were there. At their
-/// default they are not recorded: a run has the facts, and the digest, that it has with an older program.
-const LATER: &[&str] = &["batch.refill"];
-
-/// The settings that are facts, as canonical JSON text: everything but [`EXECUTION`], and of the [`LATER`] ones those
-/// that are not at their default.
+/// The settings that are facts, as canonical JSON text: everything but [`EXECUTION`].
 pub fn to_recorded(settings: &Settings) -> Result<String, SettingsError> {
     let mut value = serde_json::to_value(settings)
         .map_err(|e| SettingsError::Syntax { origin: "settings".into(), message: e.to_string() })?;
@@ -362,16 +357,6 @@ pub fn to_recorded(settings: &Settings) -> Result<String, SettingsError> {
             && let Some(section) = value.get_mut(section).and_then(|s| s.as_object_mut())
         {
             section.remove(key);
-        }
-    }
-    let defaults = serde_json::to_value(Settings::default())
-        .map_err(|e| SettingsError::Syntax { origin: "defaults".into(), message: e.to_string() })?;
-    for name in LATER {
-        if let Some((section, key)) = name.split_once('.')
-            && let Some(values) = value.get_mut(section).and_then(|s| s.as_object_mut())
-            && values.get(key) == defaults.get(section).and_then(|s| s.get(key))
-        {
-            values.remove(key);
         }
     }
     Ok(value.to_string())
@@ -474,23 +459,6 @@ mod tests {
         for name in EXECUTION {
             assert!(CATALOGUE.iter().any(|k| k.name == *name), "{name}");
         }
-    }
-
-    #[test]
-    fn later_settings_are_recorded_where_they_say_something() {
-        let recorded = |s: &Settings| -> serde_json::Value {
-            serde_json::from_str(&to_recorded(s).expect("records")).expect("JSON")
-        };
-        let mut s = Settings::default();
-        assert!(recorded(&s)["batch"].get("refill").is_none() && recorded(&s)["batch"]["tasks"] == 32);
-        s.batch.refill = 3;
-        assert_eq!(recorded(&s)["batch"]["refill"], 3);
-        let back = from_recorded(&to_recorded(&s).expect("records"), Path::new("x")).expect("reads");
-        assert_eq!(back.batch.refill, 3);
-        for name in LATER {
-            assert!(CATALOGUE.iter().any(|k| k.name == *name) && !EXECUTION.contains(name), "{name}");
-        }
-        assert!(set("batch.refill=65").is_err());
     }
 
     #[test]

@@ -329,7 +329,7 @@ impl Tail {
         while let Some((at, header)) = next_record_after(segments, segment, from)? {
             // A record says when its flush began: after everything before that was flushed.
             let begun = header.number.saturating_sub(u64::from(header.place));
-            if header.place == 0 || begun > number {
+            if begun > number {
                 let what = format!("{what} (a record that was written after its flush follows at byte {at})");
                 return Err(Error::corrupt(&segments.path(segment), offset, what));
             }

@@ -13,13 +13,14 @@
 //!
 //! # What an acknowledgement means
 //! [`Ticket::wait`] and [`EventStore::barrier`] return, and [`Subscription`] gives an event out, only after the record
-//! that holds it was written and an `fdatasync` begun after that returned (and the folder was flushed when the segment was created). Such an
-//! event survives a kill at any moment, and a power loss as far as the file system and the device keep what they
-//! promise. A commit is written once `group_events` events or `group_bytes` bytes wait, or the oldest has
+//! that holds it was written and an `fdatasync` begun after that returned (and the folder was flushed when the segment
+//! was created). Such an event survives a kill at any moment, and a power loss as far as the file system and the device
+//! keep what they promise. A commit is written once `group_events` events or `group_bytes` bytes wait, or the oldest has
 //! waited `group_wait_us`, or a barrier asks; then it waits for one `pwrite` and one `fdatasync`, never for sled, HEAD,
-//! compression or a snapshot. Commits that wait at the same time share the `fdatasync`. Events are serialised, framed and hashed in the threads that append them, and the next commits
-//! gather while one is flushed (at most `queue_events` events). After a failed flush nothing more is acknowledged: the kernel may have dropped the pages,
-//! so a later success would prove nothing. On reopening, whole records above the watermark are copied to a fresh,
+//! compression or a snapshot. Commits that wait at the same time share the `fdatasync`. Events are serialised, framed
+//! and hashed in the threads that append them, and the next commits gather while one is flushed (at most `queue_events`
+//! events). After a failed flush nothing more is acknowledged: the kernel may have dropped the pages, so a later success
+//! would prove nothing. On reopening, whole records above the watermark are copied to a fresh,
 //! flushed segment; they may contain events whose acknowledgement the caller never saw.
 //!
 //! # When something breaks

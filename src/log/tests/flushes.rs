@@ -53,6 +53,25 @@ fn damage(dir: &Path, record: &RecordRef, at: usize) {
     std::fs::write(path, bytes).unwrap();
 }
 
+/// A run of four events, then these flushes of one record an event, with the HEAD from before them, as a power loss may
+/// leave it; its records.
+fn flushed_behind_head(dir: &Path, flushes: &[std::ops::Range<u32>]) -> Vec<RecordRef> {
+    written(dir, 3, without_sled());
+    let before = std::fs::read(head::path(dir)).unwrap();
+    flushes.iter().for_each(|flush| flush_together(dir, flush.clone()));
+    std::fs::write(head::path(dir), before).unwrap();
+    records(dir)
+}
+
+/// Opening refuses to take damage for a torn flush, and moves nothing away.
+fn refused(dir: &Path, why: &str) {
+    match Log::open(dir, without_sled()) {
+        Err(Error::Corrupt { what, .. }) => assert!(what.contains(why), "{what}"),
+        other => panic!("{other:?}"),
+    }
+    assert!(!dir.join("quarantine").exists());
+}
+
 const IN_BODY: usize = record::RECORD_HEADER + 20;
 const IN_HEADER: usize = 20;
 
@@ -79,12 +98,8 @@ fn groups_that_wait_share_a_flush_and_say_so() {
 fn a_record_torn_in_the_middle_of_a_flush_is_moved_away_with_what_shares_it() {
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
-        written(dir.path(), 3, without_sled());
-        let before = std::fs::read(head::path(dir.path())).unwrap();
-        flush_together(dir.path(), 3..6);
-        // As a power loss may leave it: the pages of the second record did not arrive, and nothing was acknowledged.
-        std::fs::write(head::path(dir.path()), before).unwrap();
-        let all = records(dir.path());
+        // The pages of the second record did not arrive, and nothing was acknowledged.
+        let all = flushed_behind_head(dir.path(), &[3..6]);
         assert_eq!(all.iter().rev().take(3).map(|r| r.header.place).collect::<Vec<_>>(), [2, 1, 0]);
         damage(dir.path(), &all[all.len() - 2], at);
         let log = Log::open(dir.path(), without_sled()).unwrap();
@@ -100,19 +115,9 @@ fn a_record_torn_in_the_middle_of_a_flush_is_moved_away_with_what_shares_it() {
 fn a_damaged_record_that_was_flushed_before_another_was_begun_is_not_taken_for_torn() {
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
-        written(dir.path(), 3, without_sled());
-        let before = std::fs::read(head::path(dir.path())).unwrap();
-        flush_together(dir.path(), 3..5);
-        flush_together(dir.path(), 5..6);
-        // HEAD lags behind, as after a power loss.
-        std::fs::write(head::path(dir.path()), before).unwrap();
-        let all = records(dir.path());
+        let all = flushed_behind_head(dir.path(), &[3..5, 5..6]);
         damage(dir.path(), &all[all.len() - 3], at);
-        match Log::open(dir.path(), without_sled()) {
-            Err(Error::Corrupt { what, .. }) => assert!(what.contains("after its flush"), "{what}"),
-            other => panic!("{other:?}"),
-        }
-        assert!(!dir.path().join("quarantine").exists());
+        refused(dir.path(), "after its flush");
     }
 }
 
@@ -129,10 +134,7 @@ fn a_damaged_record_before_a_later_segment_is_not_taken_for_torn() {
         assert!(segment(dir.path(), 2).exists());
         std::fs::write(head::path(dir.path()), before).unwrap();
         damage(dir.path(), records(dir.path()).last().unwrap(), at);
-        match Log::open(dir.path(), without_sled()) {
-            Err(Error::Corrupt { what, .. }) => assert!(what.contains("segment 2 was made after its flush"), "{what}"),
-            other => panic!("{other:?}"),
-        }
+        refused(dir.path(), "segment 2 was made after its flush");
     }
 }
 
@@ -140,20 +142,11 @@ fn a_damaged_record_before_a_later_segment_is_not_taken_for_torn() {
 fn a_record_of_a_later_flush_shows_what_was_flushed_before_it_even_if_the_first_of_its_flush_is_damaged() {
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
-        written(dir.path(), 3, without_sled());
-        let before = std::fs::read(head::path(dir.path())).unwrap();
-        flush_together(dir.path(), 3..5);
-        flush_together(dir.path(), 5..8);
-        // HEAD lags behind; of each flush the first record is damaged: only records that share a flush are left whole.
-        std::fs::write(head::path(dir.path()), before).unwrap();
-        let all = records(dir.path());
+        // Of each flush the first record is damaged: only records that share a flush are left whole.
+        let all = flushed_behind_head(dir.path(), &[3..5, 5..8]);
         damage(dir.path(), &all[all.len() - 5], at);
         damage(dir.path(), &all[all.len() - 3], at);
-        match Log::open(dir.path(), without_sled()) {
-            Err(Error::Corrupt { what, .. }) => assert!(what.contains("after its flush"), "{what}"),
-            other => panic!("{other:?}"),
-        }
-        assert!(!dir.path().join("quarantine").exists());
+        refused(dir.path(), "after its flush");
     }
 }
 
