@@ -21,7 +21,8 @@
 //!    real benchmark in Python workers behind [`env::stdio`].
 //! 7. [`agent`]: an episode as a state machine, chat templates, tool-call parsing, the sampling engine.
 //! 8. [`model`]: Llama, Qwen2, Qwen3 and Qwen3-MoE on the CPU: flat parameters, hand-written forward and
-//!    backward, paged batch-invariant decoding, LoRA, safetensors and GGUF.
+//!    backward, paged batch-invariant decoding, LoRA, safetensors and GGUF. Its kernels are in `model/kern`, one
+//!    folder per op: formulas, f64 reference, CPU.
 //! 9. [`learner`]: the only shift and mask, all losses, the fused GRPO op (CPU reference, CUDA), AdamW,
 //!    checkpoints.
 //! 10. [`evolve`]: reflect, explore, abstract, validate; procedural, policy and LLM explorers.

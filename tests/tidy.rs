@@ -82,19 +82,16 @@ fn is_test_module(file: &str) -> bool {
         || file.starts_with("tests/")
 }
 
-/// The source without its test module and comments, line by line (empty lines keep the numbering).
+/// The source without its test items and comments, line by line (empty lines keep the numbering). A test item is what a
+/// `#[cfg(test)]` at the start of a line stands before: up to its `;` where it has no body, else up to its closing `}`.
 fn code(text: &str) -> Vec<String> {
     let mut out = Vec::new();
     let mut test = false;
     for line in text.lines() {
-        if line.starts_with("#[cfg(test)]") {
-            test = true;
-        }
-        let line = if test { "" } else { line.split("//").next().unwrap_or("") };
-        out.push(line.to_string());
-        if test && line.is_empty() && text.lines().nth(out.len() - 1) == Some("}") {
-            test = false;
-        }
+        test |= line.starts_with("#[cfg(test)]");
+        out.push(if test { "" } else { line.split("//").next().unwrap_or("") }.to_string());
+        let starts_item = line.starts_with(|c: char| c.is_alphabetic());
+        test &= !(line.starts_with('}') || starts_item && line.ends_with([';', '}']));
     }
     out
 }
@@ -225,6 +222,10 @@ fn planted_violations_are_found() {
             .len(),
         1
     );
+    for item in ["mod tests;", "use a::{\n    b,\n    c,\n};", "mod t {\n    fn g() { y.unwrap(); }\n}", "pub fn f() {}"] {
+        let text = format!("#[cfg(test)]\n#[rustfmt::skip]\n{item}\nfn f() {{ x.unwrap(); }}\n");
+        assert_eq!(check_leftovers("src/x.rs", &text).len(), 1, "{item}");
+    }
     assert_eq!(check_leftovers("src/x.rs", &"\n".repeat(LIMIT_LINES + 1)).len(), 1);
 }
 

@@ -21,7 +21,7 @@
 //! | 2 | target: predicted at p - 1; what was not sampled is no target (that is the mask) | `(p - 1, y)` | `learner/batch.rs` |
 //! | 3 | hidden state of p - 1, shared prompts once | `h` | `model/train/layers.rs` |
 //! | 4 | logits, one chunk of rows at a time | `z = W h` | `model/train/head.rs` |
-//! | 5 | log-prob and entropy | `logp = z_y/T - lse`, `lse = log sum exp(z_j/T)`, `H = -sum p_j log p_j` | `model/kern/score.rs` |
+//! | 5 | log-prob and entropy | `logp = z_y/T - lse`, `lse = log sum exp(z_j/T)`, `H = -sum p_j log p_j` | `model/kern/score` |
 //! | 6 | old log-prob: the policy's own before the step's first update; in the first update `logp` itself, detached | `logp_old` | `learner/step/mod.rs` |
 //! | 7 | reference log-prob, if beta > 0 | `logp_ref`, `d = logp_ref - logp` | `learner/compute.rs` |
 //! | 8 | ratio (gspo: of the whole sequence) | `r = exp(logp - logp_old)`, exponent within +-20 | `learner/loss/reference.rs` |
@@ -29,7 +29,7 @@
 //! | 10 | weight of its sequence, fixed for the whole update | dapo: `w = 1 / trained tokens` | `learner/loss/weights.rs` |
 //! | 11 | its loss; c = sampler correction, else 1 | `w (c max(-r A, -clip(r) A) + beta (e^d - d - 1) - eta H)` | `learner/loss/reference.rs` |
 //! | 12 | dL/dlogp | `g = w (-c r A [not clipped] + beta (1 - e^d))`; dL/dH: `-w eta` | `learner/loss/reference.rs` |
-//! | 13 | dL/dlogits, into the logits' memory | `dz_j = (g ([j = y] - p_j) + w eta p_j (log p_j + H)) / T` | `model/kern/score.rs` |
+//! | 13 | dL/dlogits, into the logits' memory | `dz_j = (g ([j = y] - p_j) + w eta p_j (log p_j + H)) / T` | `model/kern/score` |
 //! | 14 | head | `dW += dz h^T`, `dh = W^T dz` | `model/train/head.rs` |
 //! | 15 | layers, or adapters only | backward of each, added into one gradient for all micro-batches | `model/train/layers.rs`, `learner/policy` |
 //! | 16 | clip by the global norm | `G *= min(1, bound / (norm + 1e-6))` | `learner/adamw` |

@@ -1,4 +1,8 @@
 //! One decoder for Llama, Qwen2 (2.5), Qwen3 and Qwen3-MoE on the CPU, in f32, and how models come from disk.
+//!
+//! [`train`] is forward and backward of a batch, [`decode`] sampling over a paged cache. Both are made of the ops of
+//! `kern`, one folder each with its formulas, an f64 reference and the CPU's kernels; [`Reference`] is the whole decoder
+//! once more, of candle operations.
 
 pub mod config;
 pub mod decode;

@@ -10,7 +10,7 @@
 //!
 //! The ops: `learner/loss` (log-probs to loss; the CPU runs the reference), `learner/kernels/grpo` (logits to
 //! loss, fused), `learner/adamw` (the update in place), `learner/policy` (parameters to log-probs: the model,
-//! whose own kernels are in `src/model/kern`).
+//! whose own ops are in `src/model/kern` in the same form: products, attention, norms and the rest of a layer).
 
 pub mod grpo;
 #[cfg(any(feature = "cuda", feature = "nvrtc"))]

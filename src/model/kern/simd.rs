@@ -170,6 +170,29 @@ pub(super) trait Isa: Sized {
     unsafe fn transpose8(src: *const f32, src_stride: usize, dst: *mut f32, dst_stride: usize);
 }
 
+/// Sum of products of two rows, over 2 x 8 lanes in a fixed order.
+///
+/// # Safety
+/// Both pointers valid for `n` floats.
+#[inline(always)]
+pub(super) unsafe fn dot<I: Isa>(a: *const f32, b: *const f32, n: usize) -> f32 {
+    unsafe {
+        let (mut s0, mut s1) = (I::V::splat(0.0), I::V::splat(0.0));
+        let mut j = 0;
+        while j + 16 <= n {
+            s0 = I::V::load(a.add(j)).fma(I::V::load(b.add(j)), s0);
+            s1 = I::V::load(a.add(j + 8)).fma(I::V::load(b.add(j + 8)), s1);
+            j += 16;
+        }
+        while j < n {
+            let w = (n - j).min(8);
+            s0 = I::V::load_n(a.add(j), w, 0.0).fma(I::V::load_n(b.add(j), w, 0.0), s0);
+            j += 8;
+        }
+        s0.add(s1).sum()
+    }
+}
+
 /// Plain Rust.
 pub(super) struct Portable;
 

@@ -1,19 +1,9 @@
-//! Attention of a decode call: rows that attend to the pages of their sequences.
+//! Forward of decoding: rows of many sequences over the pages of a cache.
 
-use super::attn::{KEYS, KeyBlock, Queries, attend};
-use super::heads::Heads;
-use super::simd::{Isa, Level, dispatch};
-
-/// Rows of a decode call that attend to one cache page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PagedRun {
-    /// First row.
-    pub first: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Position of the page's first key.
-    pub from: usize,
-}
+use super::super::heads::Heads;
+use super::super::simd::{Isa, Level, dispatch};
+use super::cpu::{KeyBlock, Queries, attend};
+use super::{KEYS, PagedRun};
 
 /// Running softmax of the rows of a decode call, reused between calls.
 #[derive(Debug, Default)]

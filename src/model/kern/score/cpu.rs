@@ -1,18 +1,11 @@
-//! From logits to log-probabilities and entropies of chosen tokens, and back.
+//! Rows of logits, one per task.
 
-use super::simd::{Isa, V8, dispatch};
-use super::{Exec, Shared};
+use super::super::simd::{Isa, V8, dispatch};
+use super::super::{Exec, Shared};
+use super::Scored;
 
-/// What the forward keeps of a scored row.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Scored {
-    /// Log-sum-exp of logits / temperature.
-    pub lse: f32,
-    /// Log-probability of the target, nats.
-    pub logp: f32,
-    /// Entropy, nats.
-    pub entropy: f32,
-}
+/// Below this, `z - lse` of an impossible token (logit -inf) is held, so that a probability of zero times it is zero.
+const FLOOR: f32 = -1e4;
 
 #[inline(always)]
 unsafe fn score_k<I: Isa>(l: *const f32, v: usize, inv_t: f32, target: usize, out: *mut Scored) {
@@ -25,10 +18,11 @@ unsafe fn score_k<I: Isa>(l: *const f32, v: usize, inv_t: f32, target: usize, ou
         }
         let max = m.largest() * inv_t;
         let mv = I::V::splat(max);
-        let (mut s, mut w) = (I::V::splat(0.0), I::V::splat(0.0));
+        let (mut s, mut w, floor) = (I::V::splat(0.0), I::V::splat(0.0), I::V::splat(FLOOR));
         for j in (0..v).step_by(8) {
             let n = (v - j).min(8);
-            let x = I::V::load_n(l.add(j), n, 0.0).mul(k).sub(mv);
+            // A NaN on the right side of max stays one.
+            let x = floor.max(I::V::load_n(l.add(j), n, 0.0).mul(k).sub(mv));
             let mut e = x.exp();
             if n < 8 {
                 let mut a = e.array();
@@ -69,11 +63,11 @@ impl Rows {
 unsafe fn unscore_k<I: Isa>(l: *mut f32, v: usize, inv_t: f32, target: usize, s: Scored, dlogp: f32, dh: f32) {
     unsafe {
         // With p_j = softmax: d logp / dz_j = [j = target] - p_j, d H / dz_j = -p_j (ln p_j + H).
-        let (k, lse) = (I::V::splat(inv_t), I::V::splat(s.lse));
+        let (k, lse, floor) = (I::V::splat(inv_t), I::V::splat(s.lse), I::V::splat(FLOOR));
         let (a, b) = (I::V::splat(-inv_t * (dlogp + dh * s.entropy)), I::V::splat(-inv_t * dh));
         for j in (0..v).step_by(8) {
             let n = (v - j).min(8);
-            let lp = I::V::load_n(l.add(j), n, 0.0).mul(k).sub(lse);
+            let lp = floor.max(I::V::load_n(l.add(j), n, 0.0).mul(k).sub(lse));
             lp.exp().mul(lp.fma(b, a)).store_n(l.add(j), n);
         }
         *l.add(target) += dlogp * inv_t;
