@@ -27,7 +27,7 @@
 //!    checkpoints.
 //! 10. [`evolve`]: reflect, explore, abstract, validate; procedural, policy and LLM explorers.
 //! 11. [`pipeline`]: the stages of a step over bounded queues. [`config`]: every setting. [`world`]: the one
-//!     home of randomness and time.
+//!     home of randomness and time. [`http`]: the one home of HTTP.
 //!
 //! # Laws
 //!
@@ -42,6 +42,7 @@ pub mod decide;
 pub mod env;
 pub mod event;
 pub mod evolve;
+pub mod http;
 pub mod learner;
 pub mod log;
 pub mod model;
