@@ -170,6 +170,9 @@ impl ChatDialect {
     fn line(&self, line: &Line) -> ChatMessage {
         match line {
             Line::Assistant { text, .. } => ChatMessage::new(Role::Assistant, text.clone()),
+            Line::Tool { content, .. } if self.options.calls.is_spoken() => {
+                ChatMessage::new(Role::User, content.clone())
+            }
             Line::Tool { name, content } if name.is_empty() => ChatMessage::new(Role::Tool, content.clone()),
             Line::Tool { name, content } => ChatMessage::result(name, content.clone()),
             Line::User(text) => ChatMessage::new(Role::User, text.clone()),
@@ -178,14 +181,16 @@ impl ChatDialect {
         }
     }
 
-    /// Lines as messages; tools that are announced right before the user speaks join the user's message.
+    /// Lines as messages; tools that are announced right before the user speaks join the user's message, as do results that
+    /// are the user's words: templates want user and assistant in turns.
     fn lines(&self, lines: &[Line]) -> Vec<ChatMessage> {
         let mut messages: Vec<ChatMessage> = Vec::with_capacity(lines.len());
         let mut announced = false;
+        let spoken = self.options.calls.is_spoken();
         for line in lines {
             let message = self.line(line);
             match messages.last_mut() {
-                Some(last) if announced && message.role == Role::User => {
+                Some(last) if (announced || spoken) && last.role == Role::User && message.role == Role::User => {
                     last.content = format!("{}\n\n{}", last.content, message.content);
                 }
                 _ => messages.push(message),

@@ -6,12 +6,13 @@
 //! | `llama` | the whole message is `{"name": "f", "parameters": {"a": 1}}`, several apart by `;` or newline, or a JSON array of them; a leading `<\|python_tag\|>` is skipped |
 //! | `bfcl` | `[f(a=1), g(b='x')]` with Python literals |
 //! | `python` | the first ```` ```python ```` block, as one call `python(code)` |
+//! | `text` | the whole message, as one call `act(text)` |
 //!
 //! Strict on purpose: what the environment would have to guess is an error that the policy reads. A call
 //! with an error is not among the calls. Text in a leading `<think>` section is never a call.
 
 use super::tools;
-use crate::env::ToolDef;
+use crate::env::{ACT, ToolDef};
 use crate::event::ToolCall;
 use crate::event::json::{Json, JsonFault, canonical_json};
 
@@ -31,6 +32,16 @@ pub enum CallFormat {
     Bfcl,
     /// A fenced Python block.
     Python,
+    /// The message itself, for environments that are spoken to in words ([`crate::env::ACT`]).
+    Text,
+}
+
+impl CallFormat {
+    /// Whether a reply holds no calls in a notation of their own, so that results are the user's words to the model, not a
+    /// tool's.
+    pub fn is_spoken(self) -> bool {
+        matches!(self, CallFormat::Python | CallFormat::Text)
+    }
 }
 
 /// Bounds of one message.
@@ -131,6 +142,7 @@ pub fn parse(format: CallFormat, text: &str, tools: Option<&[ToolDef]>, limits: 
         CallFormat::Llama => llama(said, &mut out),
         CallFormat::Bfcl => bfcl::parse(said, &mut out),
         CallFormat::Python => python(said, &mut out),
+        CallFormat::Text => words(said.trim(), &mut out),
     }
     out.parsed.text = out.parsed.text.trim().to_owned();
     out.parsed
@@ -352,6 +364,12 @@ fn python(text: &str, out: &mut Collector) {
         rest = &code[end + FENCE.len()..];
     }
     out.words(rest);
+}
+
+fn words(text: &str, out: &mut Collector) {
+    if !text.is_empty() && out.fits(text.len()) {
+        out.call(ACT, &[("text".into(), Json::String(text.into()))]);
+    }
 }
 
 /// Start of the next line that opens a Python block.

@@ -279,7 +279,8 @@ impl ChatTemplate {
         calls: CallFormat,
     ) -> (Vec<ChatMessage>, &'a [ToolDef]) {
         let mut messages: Vec<ChatMessage> = messages.iter().map(ChatMessage::from).collect();
-        if tools.is_empty() {
+        // An environment that is spoken to in words says itself how.
+        if tools.is_empty() || calls == CallFormat::Text {
             return (messages, &[]);
         }
         // A template's own tools section asks for Hermes calls or whatever its model was trained on.

@@ -43,6 +43,14 @@ pub fn write_calls(format: CallFormat, text: &str, calls: &[ToolCall]) -> Result
             };
             calls.iter().map(one).collect::<Result<Vec<_>, DialectError>>()?.join("\n")
         }
+        CallFormat::Text => {
+            let one = |call: &ToolCall| match arguments_of(call)?.into_iter().find(|(k, _)| k == "text") {
+                Some((_, Json::String(text))) => Ok(text),
+                _ => Err(fault(call, "there is no text `text`")),
+            };
+            // A message in this format is nothing but the action.
+            return Ok(calls.iter().map(one).collect::<Result<Vec<_>, DialectError>>()?.join("\n"));
+        }
     };
     Ok(if text.is_empty() { written } else { format!("{text}\n{written}") })
 }
@@ -56,6 +64,7 @@ pub fn call_example(format: CallFormat) -> &'static str {
         CallFormat::Llama => "{\"name\": \"tool\", \"parameters\": {\"argument\": \"value\"}}",
         CallFormat::Bfcl => "[tool(argument='value')]",
         CallFormat::Python => "```python\nprint(tool(argument='value'))\n```",
+        CallFormat::Text => "the message itself",
     }
 }
 
@@ -103,6 +112,8 @@ mod tests {
             "<tool_call>\n{\"name\": \"cd\", \"arguments\": {\"folder\": \"it's\"}}\n</tool_call>\n\
              <tool_call>\n{\"name\": \"ls\", \"arguments\": {\"a\": true, \"n\": [1, 2.5, null]}}\n</tool_call>"
         );
+        let said = [call("act", r#"{"text":"go north"}"#)];
+        assert_eq!(write_calls(CallFormat::Text, "", &said).unwrap(), "go north");
         let code = [call("python", r#"{"code":"print(1)"}"#)];
         assert_eq!(write_calls(CallFormat::Python, "So:", &code).unwrap(), "So:\n```python\nprint(1)\n```");
         assert_eq!(write_calls(CallFormat::Bfcl, "Done.", &[]).unwrap(), "Done.");

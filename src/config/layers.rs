@@ -215,11 +215,19 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
     if s.evolve.explorer == "llm" && s.evolve.llm_model.is_empty() {
         return Err(bad("evolve.llm_model", "the llm explorer needs a model name".into()));
     }
-    let url = &s.evolve.llm_url;
-    if s.evolve.explorer == "llm"
-        && !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme))
-    {
-        return Err(bad("evolve.llm_url", format!("`{url}` is no http:// or https:// URL")));
+    if s.env.name == "service" && s.env.service.is_empty() {
+        return Err(bad(
+            "env.service",
+            "the service environment needs the env_service's name of it, e.g. webshop".into(),
+        ));
+    }
+    for (used, key, url) in [
+        (s.evolve.explorer == "llm", "evolve.llm_url", &s.evolve.llm_url),
+        (s.env.name == "service", "env.url", &s.env.url),
+    ] {
+        if used && !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
+            return Err(bad(key, format!("`{url}` is no http:// or https:// URL")));
+        }
     }
     Ok(())
 }
@@ -334,6 +342,8 @@ pub const EXECUTION: &[&str] = &[
     "run.keep_checkpoints",
     "env.workers",
     "env.deadline_ms",
+    "env.data",
+    "env.url",
     "learner.recompute_activations",
     "sampling.max_concurrent",
     "evolve.llm_url",

@@ -55,12 +55,15 @@ settings! {
     }
     /// Where the agent acts.
     env: Env {
-        name: String = "desk".into(), "desk | bfcl", "Environment.";
+        name: String = "desk".into(), "desk | bfcl | appworld | service", "Environment. service = any AgentEvolver env_service over HTTP.";
         split: String = "train".into(), "split name", "Split that the first tasks come from.";
         seed_tasks: u32 = 100, "tasks", "Size of D_0.";
         workers: u32 = 1, "threads; 0 = in the sampler's thread", "Environment worker threads.";
         max_steps: u32 = 30, "environment steps", "Steps an episode may take; running over is a failure.";
-        partial_credit: bool = false, "true | false", "BFCL: the share of turns passed instead of 0 or 1.";
+        partial_credit: bool = false, "true | false", "A score between 0 and 1 where the environment has one: BFCL's turns passed, AppWorld's checks passed, an env_service's dense score.";
+        data: String = "".into(), "folder; empty = what the set-up made", "AppWorld: the folder that holds the official `data`.";
+        url: String = "http://127.0.0.1:8080".into(), "URL", "Address of the env_service.";
+        service: String = "".into(), "env_type", "The env_service's own name of the environment, e.g. webshop.";
         deadline_ms: u64 = 20000, "milliseconds", "An environment worker that has not answered by then is killed and its episode is unscored.";
     }
     /// The policy to train.
@@ -70,7 +73,7 @@ settings! {
         lora_alpha: f64 = 32.0, "scale numerator", "LoRA alpha: the adapter is scaled by alpha / rank.";
         lora_targets: Vec<String> = vec!["q_proj".into(), "k_proj".into(), "v_proj".into(), "o_proj".into(), "gate_proj".into(), "up_proj".into(), "down_proj".into()], "linear names", "Linears that get an adapter.";
         tool_docs: String = "auto".into(), "auto | compact | full", "How tools are shown: one-line signatures or JSON schemas through the chat template. auto = the template of the embedded policy decides; compact for models below 1 B.";
-        calls: String = "hermes".into(), "hermes | llama | bfcl | python", "How the policy writes tool calls: JSON in <tool_call> tags, bare JSON, [f(a=1), g(b='x')], or a fenced Python block.";
+        calls: String = "hermes".into(), "hermes | llama | bfcl | python | text", "How the policy writes tool calls: JSON in <tool_call> tags, bare JSON, [f(a=1), g(b='x')], a fenced Python block, or words: the message itself is the action.";
         few_shot: u32 = 0, "examples", "Worked examples put before the first user message: first turns of training tasks outside D_0 that call the episode's tools, the most similar questions.";
     }
     /// A training batch.

@@ -4,11 +4,16 @@
 //! lives on one worker thread. The life of an episode: `reset`, then any number of `step` (tool calls)
 //! and `end_turn` (a reply without calls), then `evaluate`. Two sessions never share state.
 
+pub mod appworld;
 pub mod bfcl;
 pub mod desk;
+pub mod service;
 pub mod stdio;
 
 use crate::event::{Missing, Reward, TaskSpec, ToolCall};
+
+/// The one tool of environments that are spoken to in words: `act(text)`, which `policy.calls = text` makes of a message.
+pub const ACT: &str = "act";
 
 /// A tool as the agent sees it (OpenAI function schema).
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -117,6 +122,16 @@ pub enum EnvError {
         /// Operation.
         op: String,
         /// Exit status and the last lines it wrote.
+        detail: String,
+    },
+    /// A server did not answer, or not whole, or not in time.
+    #[error("{env}: `{op}` got no answer: {detail}")]
+    Unreachable {
+        /// Environment name.
+        env: String,
+        /// Operation.
+        op: String,
+        /// What happened.
         detail: String,
     },
     /// A worker answered something that is not the protocol.

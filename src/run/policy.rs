@@ -272,6 +272,7 @@ fn call_format(settings: &Settings) -> CallFormat {
         "llama" => CallFormat::Llama,
         "bfcl" => CallFormat::Bfcl,
         "python" => CallFormat::Python,
+        "text" => CallFormat::Text,
         _ => CallFormat::Hermes,
     }
 }

@@ -5,8 +5,10 @@ use crate::agent::Limits;
 use crate::config::Settings;
 use crate::decide::advantage::{Estimator, Scale};
 use crate::env::Environment;
+use crate::env::appworld;
 use crate::env::bfcl::{Bfcl, BfclOptions};
 use crate::env::desk::{self, Desk};
+use crate::env::service::{ServiceEnv, ServiceOptions};
 use crate::env::stdio::Bounds;
 use crate::learner::LearnerConfig;
 use crate::learner::loss::{Correction, Overlong};
@@ -43,6 +45,19 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
             let options = BfclOptions { partial: e.partial_credit, bounds, ..BfclOptions::default() };
             Arc::new(Bfcl::open(&installed("bfcl"), options)?)
         }
+        "appworld" => {
+            let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
+            let data = (!e.data.is_empty()).then(|| Path::new(&e.data));
+            Arc::new(appworld::open(&installed("appworld"), data, e.partial_credit, bounds)?)
+        }
+        "service" => Arc::new(ServiceEnv::open(ServiceOptions {
+            url: e.url.clone(),
+            env_type: e.service.clone(),
+            splits: std::iter::once(&e.split).chain(&settings.eval.splits).cloned().collect(),
+            step_limit: e.max_steps,
+            partial: e.partial_credit,
+            deadline_ms: e.deadline_ms,
+        })?),
         _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
     })
 }

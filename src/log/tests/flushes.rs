@@ -55,10 +55,10 @@ fn damage(dir: &Path, record: &RecordRef, at: usize) {
 
 /// A run of four events, then these flushes of one record an event, with the HEAD from before them, as a power loss may
 /// leave it; its records.
-fn flushed_behind_head(dir: &Path, flushes: &[std::ops::Range<u32>]) -> Vec<RecordRef> {
+fn flushed_behind_head(dir: &Path, flushes: impl IntoIterator<Item = std::ops::Range<u32>>) -> Vec<RecordRef> {
     written(dir, 3, without_sled());
     let before = std::fs::read(head::path(dir)).unwrap();
-    flushes.iter().for_each(|flush| flush_together(dir, flush.clone()));
+    flushes.into_iter().for_each(|flush| flush_together(dir, flush));
     std::fs::write(head::path(dir), before).unwrap();
     records(dir)
 }
@@ -99,7 +99,7 @@ fn a_record_torn_in_the_middle_of_a_flush_is_moved_away_with_what_shares_it() {
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
         // The pages of the second record did not arrive, and nothing was acknowledged.
-        let all = flushed_behind_head(dir.path(), &[3..6]);
+        let all = flushed_behind_head(dir.path(), Some(3..6));
         assert_eq!(all.iter().rev().take(3).map(|r| r.header.place).collect::<Vec<_>>(), [2, 1, 0]);
         damage(dir.path(), &all[all.len() - 2], at);
         let log = Log::open(dir.path(), without_sled()).unwrap();
@@ -115,7 +115,7 @@ fn a_record_torn_in_the_middle_of_a_flush_is_moved_away_with_what_shares_it() {
 fn a_damaged_record_that_was_flushed_before_another_was_begun_is_not_taken_for_torn() {
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
-        let all = flushed_behind_head(dir.path(), &[3..5, 5..6]);
+        let all = flushed_behind_head(dir.path(), [3..5, 5..6]);
         damage(dir.path(), &all[all.len() - 3], at);
         refused(dir.path(), "after its flush");
     }
@@ -143,7 +143,7 @@ fn a_record_of_a_later_flush_shows_what_was_flushed_before_it_even_if_the_first_
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
         // Of each flush the first record is damaged: only records that share a flush are left whole.
-        let all = flushed_behind_head(dir.path(), &[3..5, 5..8]);
+        let all = flushed_behind_head(dir.path(), [3..5, 5..8]);
         damage(dir.path(), &all[all.len() - 5], at);
         damage(dir.path(), &all[all.len() - 3], at);
         refused(dir.path(), "after its flush");

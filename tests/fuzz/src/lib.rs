@@ -289,7 +289,8 @@ const TOOLS: &str = r#"[{"type":"function","function":{"name":"mail_send","param
 pub fn tool_calls(bytes: &[u8]) -> Outcome {
     let [choice, rest @ ..] = bytes else { return Refused };
     let text = String::from_utf8_lossy(rest);
-    let format = [CallFormat::Hermes, CallFormat::Llama, CallFormat::Bfcl, CallFormat::Python][usize::from(choice % 4)];
+    let format = [CallFormat::Hermes, CallFormat::Llama, CallFormat::Bfcl, CallFormat::Python, CallFormat::Text]
+        [usize::from(choice % 5)];
     let tools = (choice & 4 == 0).then(|| from_openai(&Json::parse(TOOLS).expect("JSON")).expect("tools"));
     let parsed = parse(format, &text, tools.as_deref(), &ParseLimits::default());
     for call in &parsed.calls {
