@@ -335,7 +335,7 @@ fn replay_verify_and_eval_answer_with_their_fields() {
     assert_ne!(early["facts_digest"], replay["facts_digest"]);
 
     let eval = run(&["eval", dir, "--split", "test-normal", "--tasks", "8", "--json"]).json();
-    has(&eval, &["passed", "total", "score", "scored", "split"]);
+    has(&eval, &["passed", "total", "score", "scored", "split", "families", "families_passed"]);
     assert_eq!(eval["total"], 8);
     // The same policy on the same tasks at temperature 0 as the run's own last evaluation.
     let resumed = run(&["resume", dir, "--json"]).json();

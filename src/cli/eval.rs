@@ -4,8 +4,10 @@ use super::output::{Failure, json, line, percent};
 use clap::Args;
 use coevolve::agent::{Agent, EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
 use coevolve::config::{Layer, Settings, load};
+use coevolve::event::{Reward, TaskSpec};
 use coevolve::run::{Run, evaluate_split, limits, open_environment, play_plan, policy};
 use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -33,7 +35,7 @@ pub struct Eval {
     /// One setting on top; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "dir")]
     set: Vec<String>,
-    /// Print one JSON line: split, passed, scored, total, score.
+    /// Print one JSON line: split, passed, scored, total, score, families, families_passed.
     #[arg(long)]
     json: bool,
 }
@@ -45,6 +47,10 @@ struct Outcome {
     scored: usize,
     total: usize,
     score: f64,
+    /// Families of tasks in the split (AppWorld: scenarios).
+    families: usize,
+    /// Families whose tasks were all passed; their share is AppWorld's scenario goal completion (SGC).
+    families_passed: usize,
 }
 
 impl Eval {
@@ -83,13 +89,17 @@ impl Eval {
         })?;
         bar.finish_and_clear();
         let scores: Vec<f64> = results.iter().filter_map(|(_, r)| r.score()).collect();
+        let passed = |score: f64| score >= 1.0 - 1e-9;
+        let families = by_family(&tasks, &results, passed);
         let outcome = Outcome {
             split: self.split,
-            passed: scores.iter().filter(|s| **s >= 1.0 - 1e-9).count(),
+            passed: scores.iter().filter(|s| passed(**s)).count(),
             scored: scores.len(),
             total: results.len(),
             // An empty sum is -0.
             score: scores.iter().sum::<f64>().abs() / results.len().max(1) as f64,
+            families: families.len(),
+            families_passed: families.values().filter(|whole| **whole).count(),
         };
         let scored = match (outcome.scored, outcome.total) {
             (0, n) if n > 0 => Err(Failure::failed(format!("none of {n} episodes could be scored: this says nothing"))),
@@ -100,7 +110,7 @@ impl Eval {
             return scored;
         }
         for (task, reward) in &results {
-            if let coevolve::event::Reward::Unscored(reason) = reward {
+            if let Reward::Unscored(reason) = reward {
                 line(format!("{task}: unscored: {reason}"))?;
             }
         }
@@ -114,6 +124,59 @@ impl Eval {
             outcome.scored,
             outcome.score
         ))?;
+        if env.name() == "appworld" {
+            let whole = outcome.families_passed as f64 / outcome.families.max(1) as f64;
+            line(format!(
+                "task goal completion (TGC) {}, scenario goal completion (SGC) {} ({} of {})",
+                percent(Some(rate)),
+                percent(Some(whole)),
+                outcome.families_passed,
+                outcome.families
+            ))?;
+        }
         scored
+    }
+}
+
+/// Per family, whether every task of it was passed.
+fn by_family(tasks: &[TaskSpec], results: &[(String, Reward)], passed: impl Fn(f64) -> bool) -> BTreeMap<String, bool> {
+    let rewards: BTreeMap<&str, &Reward> = results.iter().map(|(id, reward)| (id.as_str(), reward)).collect();
+    let mut families = BTreeMap::new();
+    for task in tasks {
+        let right = rewards.get(task.id.as_str()).and_then(|r| r.score()).is_some_and(&passed);
+        *families.entry(task.family.clone()).or_insert(true) &= right;
+    }
+    families
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_family_is_passed_when_all_its_tasks_are() {
+        let task = |id: &str, family: &str| TaskSpec {
+            id: id.into(),
+            env: "e".into(),
+            split: "s".into(),
+            family: family.into(),
+            base: id.into(),
+            tools: Vec::new(),
+            turns: Vec::new(),
+        };
+        let tasks = [task("1", "a"), task("2", "a"), task("3", "b"), task("4", "b"), task("5", "c")];
+        let scored = |id: &str, score: f64| (id.to_owned(), Reward::Scored(score));
+        let results = [
+            scored("1", 1.0),
+            scored("2", 1.0),
+            scored("3", 1.0),
+            scored("4", 0.5),
+            ("5".into(), Reward::Unscored("x".into())),
+        ];
+        let families = by_family(&tasks, &results, |s| s >= 1.0);
+        assert_eq!(
+            families.into_iter().collect::<Vec<_>>(),
+            [("a".into(), true), ("b".into(), false), ("c".into(), false)]
+        );
     }
 }

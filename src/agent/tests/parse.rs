@@ -200,6 +200,19 @@ fn python_blocks() {
     assert_eq!(run(Python, "```python\n```").0, [call("python", r#"{"code":""}"#)]);
 }
 
+#[test]
+fn words_are_one_action_and_a_thought_is_none() {
+    let said = |text: &str| parse(CallFormat::Text, text, None, &ParseLimits::default());
+    let parsed = said("<think>\nnorth?\n</think>\n\n go north \n");
+    assert_eq!(parsed.calls.len(), 1);
+    assert_eq!((parsed.calls[0].name.as_str(), parsed.calls[0].arguments.as_str()), ("act", r#"{"text":"go north"}"#));
+    // Other notations are words here.
+    assert_eq!(said("```python\nx\n```").calls[0].arguments, r#"{"text":"```python\nx\n```"}"#);
+    assert_eq!((said(" \n").calls.len(), said("<think>endless").calls.len()), (0, 0));
+    assert_eq!(said(&"x".repeat((64 << 10) + 1)).errors[0].kind, TooLarge);
+    assert_eq!(run(CallFormat::Text, "go").1, [UnknownTool], "where the environment has no such tool");
+}
+
 fn arguments() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
