@@ -45,6 +45,7 @@ impl Server {
             step_limit: 5,
             partial: false,
             deadline_ms: 2000,
+            sessions: None,
         }
     }
 

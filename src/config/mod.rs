@@ -61,6 +61,7 @@ settings! {
         workers: u32 = 1, "threads; 0 = in the sampler's thread", "Environment worker threads.";
         max_steps: u32 = 30, "environment steps", "Steps an episode may take; running over is a failure.";
         partial_credit: bool = false, "true | false", "A score between 0 and 1 where the environment has one: BFCL's turns passed, AppWorld's checks passed, an env_service's dense score.";
+        sessions: u32 = 0, "episodes; 0 = the environment's own bound", "Episodes that are in the environment at once, where each needs a process or a server's instance: AppWorld 8 (400 MB each), other workers 16, an env_service unbounded.";
         data: String = "".into(), "folder; empty = what the set-up made", "AppWorld: the folder that holds the official `data`.";
         url: String = "http://127.0.0.1:8080".into(), "URL", "Address of the env_service.";
         service: String = "".into(), "env_type", "The env_service's own name of the environment, e.g. webshop.";

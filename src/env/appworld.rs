@@ -24,6 +24,9 @@ const NAME: &str = "appworld";
 /// Of a session's first `reset`, which starts a server (6 to 8 s when nothing else runs).
 const RESET_MS: u64 = 120_000;
 
+/// Sessions open at once unless told: each takes 400 MB and some CPU seconds to start.
+pub const SESSIONS: usize = 8;
+
 /// Opens the installation in `folder` (usually `.coevolve/appworld`) with the tasks in `data` (a folder that holds `data`;
 /// the installation's own when `None`). `partial` scores by the share of checks passed.
 ///

@@ -47,6 +47,8 @@ pub struct ServiceOptions {
     pub partial: bool,
     /// Deadline of one request, milliseconds.
     pub deadline_ms: u64,
+    /// Instances open at once; `None` = as many as are played.
+    pub sessions: Option<usize>,
 }
 
 /// The environment. Clones of its connection are shared by all sessions.
@@ -234,6 +236,10 @@ impl Environment for ServiceEnv {
 
     fn open(&self) -> Result<Box<dyn Session>, EnvError> {
         Ok(Box::new(ServiceSession { link: Arc::clone(&self.link), instance: None, own: false, over: false }))
+    }
+
+    fn max_sessions(&self) -> Option<usize> {
+        self.link.options.sessions
     }
 
     /// The initial state of `near`, or of a task of the first split.

@@ -42,12 +42,27 @@ pub struct Bounds {
     pub max_workers: usize,
 }
 
+impl Bounds {
+    /// Workers beside those of episodes, for exploration and validation.
+    const SPARE: usize = 4;
+
+    /// These bounds with workers for so many episodes at once.
+    pub fn for_sessions(self, sessions: usize) -> Bounds {
+        Bounds { max_workers: sessions.saturating_add(Bounds::SPARE), ..self }
+    }
+
+    /// Episodes that may be played at once.
+    pub fn sessions(&self) -> usize {
+        self.max_workers.saturating_sub(Bounds::SPARE).max(1)
+    }
+}
+
 /// Longest reply line, bytes.
 pub const REPLY_BYTES: usize = 8 << 20;
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { start_ms: 120_000, step_ms: 30_000, reset_ms: 30_000, evaluate_ms: 60_000, max_workers: 64 }
+        Bounds { start_ms: 120_000, step_ms: 30_000, reset_ms: 30_000, evaluate_ms: 60_000, max_workers: 20 }
     }
 }
 
@@ -433,6 +448,10 @@ impl Environment for StdioEnv {
 
     fn open(&self) -> Result<Box<dyn Session>, EnvError> {
         Ok(Box::new(self.pool.session()))
+    }
+
+    fn max_sessions(&self) -> Option<usize> {
+        Some(self.pool.bounds.sessions())
     }
 
     /// The initial state of a task of the first split.

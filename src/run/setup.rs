@@ -39,16 +39,21 @@ pub fn installed(name: &str) -> PathBuf {
 /// The environment named by `env.name`.
 pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, RunError> {
     let e = &settings.env;
+    let sessions = (e.sessions > 0).then_some(e.sessions as usize);
+    let bounds =
+        |own: usize| Bounds { step_ms: e.deadline_ms, ..Bounds::default() }.for_sessions(sessions.unwrap_or(own));
     Ok(match e.name.as_str() {
         "bfcl" => {
-            let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
-            let options = BfclOptions { partial: e.partial_credit, bounds, ..BfclOptions::default() };
+            let options = BfclOptions {
+                partial: e.partial_credit,
+                bounds: bounds(Bounds::default().sessions()),
+                ..BfclOptions::default()
+            };
             Arc::new(Bfcl::open(&installed("bfcl"), options)?)
         }
         "appworld" => {
-            let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
             let data = (!e.data.is_empty()).then(|| Path::new(&e.data));
-            Arc::new(appworld::open(&installed("appworld"), data, e.partial_credit, bounds)?)
+            Arc::new(appworld::open(&installed("appworld"), data, e.partial_credit, bounds(appworld::SESSIONS))?)
         }
         "service" => Arc::new(ServiceEnv::open(ServiceOptions {
             url: e.url.clone(),
@@ -57,6 +62,7 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
             step_limit: e.max_steps,
             partial: e.partial_credit,
             deadline_ms: e.deadline_ms,
+            sessions,
         })?),
         _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
     })

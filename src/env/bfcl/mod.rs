@@ -191,8 +191,7 @@ impl Environment for Bfcl {
     }
 
     fn max_sessions(&self) -> Option<usize> {
-        // Each is a Python process; a few stay free for exploration and validation.
-        Some((self.pool.bounds().max_workers / 4).max(1))
+        Some(self.pool.bounds().sessions())
     }
 
     fn narrator(&self) -> Option<&dyn Narrator> {
