@@ -15,6 +15,9 @@ use crate::event::{Missing, Reward, TaskSpec, ToolCall};
 /// The one tool of environments that are spoken to in words: `act(text)`, which `policy.calls = text` makes of a message.
 pub const ACT: &str = "act";
 
+/// How the reason of an unscored episode ends where the environment works but has no evaluation for the task.
+pub const NEEDS_JUDGE: &str = "a judge has to score it";
+
 /// A tool as the agent sees it (OpenAI function schema).
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ToolDef {

@@ -18,7 +18,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::stdio::bare;
-use super::{ACT, EnvError, Environment, Message, Opening, Role, Session, StepReply, ToolDef, ToolResult, TurnReply};
+use super::{
+    ACT, EnvError, Environment, Message, NEEDS_JUDGE, Opening, Role, Session, StepReply, ToolDef, ToolResult, TurnReply,
+};
 use crate::event::{Reward, TaskSpec, ToolCall, TurnSpec};
 use crate::http::{Answer, Bounds, Http, HttpError};
 use crate::world::{draw, now_ms};
@@ -381,8 +383,7 @@ impl Session for ServiceSession {
 
     fn evaluate(&mut self) -> Result<Reward, EnvError> {
         if self.own {
-            let why =
-                format!("{} has no evaluation for this task; a judge has to score it", self.link.options.env_type);
+            let why = format!("{} has no evaluation for this task; {NEEDS_JUDGE}", self.link.options.env_type);
             return Ok(Reward::Unscored(why));
         }
         let sparse = !self.link.options.partial;

@@ -5,6 +5,7 @@
 //! done: a round that was killed takes up where it stopped, without asking an LLM twice.
 
 pub mod client;
+pub mod judged;
 pub mod llm;
 pub mod policy;
 pub mod procedural;
