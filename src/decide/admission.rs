@@ -150,12 +150,14 @@ fn executes_verdict(executions: &[Execution], config: &AdmissionConfig) -> Resul
 }
 
 /// (b) `solved` and `untouched` are the end-state digests after the solution and after doing nothing;
-/// `answers` says whether some turn requires an answer. Without digests only a required answer counts.
-pub fn changes(solved: Option<[u8; 32]>, untouched: Option<[u8; 32]>, answers: bool) -> Check {
+/// `answers` says whether some turn requires an answer. Where the environment shows no state and no answer is required,
+/// it takes check (c), that doing nothing fails the task: `baselines` says whether that is on.
+pub fn changes(solved: Option<[u8; 32]>, untouched: Option<[u8; 32]>, answers: bool, baselines: bool) -> Check {
     let verdict = match (solved, untouched) {
         (Some(a), Some(b)) if a != b => Ok("the end state differs from doing nothing".into()),
         _ if answers => Ok("an answer is required that doing nothing does not give".into()),
         (Some(_), Some(_)) => Err("the end state equals that of doing nothing and no answer is required".into()),
+        (None, None) if baselines => Ok("no state digest here; the noop agent has to fail".into()),
         _ => Err("the environment has no state digest and no answer is required".into()),
     };
     check("changes", verdict)

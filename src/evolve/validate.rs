@@ -41,7 +41,8 @@ pub fn validate(
     let untouched =
         untouched_state(session.as_mut(), &draft.task, &format!("{}-n", draft.draft), seed).map_err(wrap)?;
     let answers = draft.task.turns.iter().any(|t| t.answer.is_some());
-    if !admission.check("changes", config, || admission::changes(executions[0].end_state, untouched, answers)) {
+    let solved = executions[0].end_state;
+    if !admission.check("changes", config, || admission::changes(solved, untouched, answers, config.baselines)) {
         return Ok(admission.verdict());
     }
     drop(session);

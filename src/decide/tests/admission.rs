@@ -50,11 +50,13 @@ fn without_state_digests_results_are_compared() {
 
 #[test]
 fn changes_wants_another_state_or_an_answer() {
-    assert!(changes(Some([1; 32]), Some([2; 32]), false).passed);
-    assert!(!changes(Some([1; 32]), Some([1; 32]), false).passed);
-    assert!(changes(Some([1; 32]), Some([1; 32]), true).passed);
-    assert!(!changes(None, None, false).passed);
-    assert!(changes(None, None, true).passed);
+    assert!(changes(Some([1; 32]), Some([2; 32]), false, false).passed);
+    assert!(!changes(Some([1; 32]), Some([1; 32]), false, true).passed);
+    assert!(changes(Some([1; 32]), Some([1; 32]), true, false).passed);
+    assert!(!changes(None, None, false, false).passed);
+    assert!(changes(None, None, false, true).passed);
+    assert!(!changes(Some([1; 32]), None, false, true).passed, "one digest alone shows nothing");
+    assert!(changes(None, None, true, false).passed);
 }
 
 #[test]
@@ -101,7 +103,7 @@ fn verdict_stops_at_the_first_failure_and_needs_all_checks() {
 
     let mut admission = Admission::of("d");
     assert!(admission.check("executes", &config, || executes(&[run(1), run(1)], &config)));
-    assert!(!admission.check("changes", &config, || changes(Some([1; 32]), Some([1; 32]), false)));
+    assert!(!admission.check("changes", &config, || changes(Some([1; 32]), Some([1; 32]), false, true)));
     assert!(!admission.check("baselines", &config, || panic!("must not be run after a failure")));
     assert_eq!(admission.failure().map(|c| c.name.as_str()), Some("changes"));
     let verdict = admission.verdict();
