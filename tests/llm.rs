@@ -339,13 +339,9 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
     }
 
     let all = events(&dir);
-    // Faults that a retry mends leave no trace; an answer without JSON costs its context or draft.
+    // Faults that asking again mends cost nothing.
     let notes = of_kind(&all, "failure_noted");
-    assert_eq!(notes.len() as u64, brain.faults["chatty"], "{notes:?}");
-    for note in &notes {
-        assert_eq!(note["stage"], "explorer");
-        assert!(note["message"].as_str().expect("message").contains("given up"), "{note}");
-    }
+    assert!(notes.is_empty(), "{notes:?}");
     assert!(summary["admitted"].as_u64().expect("admitted") > 0, "{summary}");
     assert!(summary["rejected"]["belongs"].as_u64().is_some_and(|n| n > 0), "{summary}");
     for reflection in of_kind(&all, "reflection_written") {

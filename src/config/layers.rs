@@ -258,6 +258,8 @@ fn in_range(s: &Settings) -> Result<(), SettingsError> {
         ("evolve.max_drafts", s.evolve.max_drafts.into(), 1, 1024),
         ("evolve.llm_timeout_ms", s.evolve.llm_timeout_ms, 1, 86_400_000),
         ("evolve.llm_retries", s.evolve.llm_retries.into(), 0, 100),
+        ("evolve.llm_reasks", s.evolve.llm_reasks.into(), 0, 16),
+        ("evolve.llm_max_tokens", s.evolve.llm_max_tokens.into(), 1, 1 << 20),
         ("eval.tasks", s.eval.tasks.into(), 0, 1_000_000),
         ("log.group_commit_events", s.log.group_commit_events.into(), 1, 65_536),
         ("log.group_commit_bytes", s.log.group_commit_bytes.into(), 1, 32 << 20),

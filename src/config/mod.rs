@@ -160,6 +160,7 @@ settings! {
         llm_key_env: String = "OPENAI_API_KEY".into(), "variable name", "Environment variable that holds the key; the key itself is never a setting and never logged.";
         llm_timeout_ms: u64 = 60000, "milliseconds", "Deadline of one request.";
         llm_retries: u32 = 3, "attempts", "Retries after a refused or broken request.";
+        llm_reasks: u32 = 2, "askings", "How often an answer that lacks the JSON it was asked for is asked for again, with the fault named.";
         llm_max_tokens: u32 = 1024, "tokens", "Bound of one answer.";
     }
     /// Held-out evaluation at temperature 0.

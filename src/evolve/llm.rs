@@ -1,40 +1,59 @@
 //! The LLM explorer: the same reflect, explore, abstract, judge asked of any OpenAI-compatible endpoint.
 //!
-//! Every answer is read leniently (the first JSON value in it) and used strictly: unknown tools, empty
-//! queries and solutions that are too short are dropped, not repaired.
+//! Every answer is read leniently (the first JSON value in it that has the role's shape, see [`super::shape`]) and used
+//! strictly: an answer without one is asked for again with the fault named, and unknown tools, empty queries and
+//! solutions that are too short are dropped, not repaired.
 
-use super::client::{ChatClient, Endpoint, first_json};
+use super::client::{ChatClient, ClientError, Endpoint};
+use super::shape::Role;
 use super::{Context, ExploreError, Explorer, Intent, guidance, task_id};
 use crate::decide::admission::Belonging;
 use crate::env::{Executed, ToolDef};
 use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Characters of an unusable answer that its author is shown again.
+const MAX_SHOWN: usize = 4000;
 
 /// See the module's documentation.
 pub struct Llm {
     client: ChatClient,
+    reasks: u32,
     prompt_tokens: AtomicU64,
     completion_tokens: AtomicU64,
 }
 
 impl Llm {
-    /// An explorer that asks `endpoint`.
-    pub fn new(endpoint: Endpoint) -> Result<Self, ExploreError> {
-        let client = ChatClient::new(endpoint).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
-        Ok(Llm { client, prompt_tokens: AtomicU64::new(0), completion_tokens: AtomicU64::new(0) })
+    /// An explorer that asks `endpoint`, at most `reasks` times again for what it cannot use, until `stop` is set.
+    pub fn new(endpoint: Endpoint, reasks: u32, stop: Arc<AtomicBool>) -> Result<Self, ExploreError> {
+        let client = ChatClient::new(endpoint, stop).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
+        Ok(Llm { client, reasks, prompt_tokens: AtomicU64::new(0), completion_tokens: AtomicU64::new(0) })
     }
 
-    fn ask(&self, system: &str, user: &Value, seed: u64) -> Result<Value, ExploreError> {
-        let messages = [("system", system.to_string()), ("user", user.to_string())];
-        let answer = self.client.complete(&messages, seed).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
-        self.prompt_tokens.fetch_add(answer.prompt_tokens, Ordering::Relaxed);
-        self.completion_tokens.fetch_add(answer.completion_tokens, Ordering::Relaxed);
-        first_json(&answer.text).ok_or_else(|| {
-            let start: String = answer.text.chars().take(200).collect();
-            ExploreError::Endpoint(format!("the answer holds no JSON: {start}"))
-        })
+    fn ask(&self, role: Role, system: &str, user: &Value, seed: u64) -> Result<Value, ExploreError> {
+        let mut messages = vec![("system", system.to_string()), ("user", user.to_string())];
+        let mut last = String::new();
+        for _ in 0..=self.reasks {
+            let (answer, usage) = self.client.ask(&self.client.request(&messages, seed), None);
+            self.prompt_tokens.fetch_add(usage.prompt_tokens, Ordering::Relaxed);
+            self.completion_tokens.fetch_add(usage.completion_tokens, Ordering::Relaxed);
+            let text = answer.map_err(|e| match e {
+                ClientError::Stopped => ExploreError::Stopped,
+                other => ExploreError::Endpoint(other.to_string()),
+            })?;
+            match role.read(&text) {
+                Ok(value) => return Ok(value),
+                Err(fault) => {
+                    messages.push(("assistant", text.chars().take(MAX_SHOWN).collect()));
+                    messages.push(("user", format!("That answer cannot be used: {fault}. Answer again, with the JSON described at first and nothing else.")));
+                    last = fault;
+                }
+            }
+        }
+        Err(ExploreError::Unusable { role: role.name(), asked: self.reasks + 1, fault: last })
     }
 }
 
@@ -68,7 +87,7 @@ impl Explorer for Llm {
 
     fn reflect(&self, context: &Context) -> Result<ReflectionWritten, ExploreError> {
         let seed = draw(context.seed, "llm reflect", &[&context.spec.id]).bits();
-        let answer = self.ask(REFLECT, &evidence(context), seed)?;
+        let answer = self.ask(Role::Reflect, REFLECT, &evidence(context), seed)?;
         Ok(ReflectionWritten {
             context: context.spec.id.clone(),
             author: self.author().into(),
@@ -101,7 +120,7 @@ impl Explorer for Llm {
             "steps_left": context.bounds.steps as usize - so_far.len(),
             "steps": so_far.iter().map(|s| json!({"call": s.call, "observation": s.observation})).collect::<Vec<_>>(),
         });
-        let answer = self.ask(EXPLORE, &user, seed)?;
+        let answer = self.ask(Role::Explore, EXPLORE, &user, seed)?;
         let name = text(&answer, "tool");
         if answer.get("stop") == Some(&Value::Bool(true)) || name.is_empty() {
             return Ok(None);
@@ -134,7 +153,7 @@ impl Explorer for Llm {
                 "steps": mine.iter().map(|s| json!({"round": s.round, "step": s.step, "call": s.call, "observation": s.observation})).collect::<Vec<_>>(),
             });
             let seed = draw(context.seed, "llm abstract", &[&context.spec.id, &round.to_string()]).bits();
-            let answer = self.ask(ABSTRACT, &user, seed)?;
+            let answer = self.ask(Role::Abstract, ABSTRACT, &user, seed)?;
             for item in answer.as_array().cloned().unwrap_or_else(|| vec![answer]) {
                 let solution: Vec<ToolCall> = item
                     .get("solution")
@@ -196,7 +215,8 @@ impl Explorer for Llm {
                 json!({"query": t.query, "answer": t.answer, "executed": calls})
             })
             .collect();
-        let answer = self.ask(JUDGE, &json!({ "turns": turns }), draw(0, "llm judge", &[&draft.draft]).bits())?;
+        let answer =
+            self.ask(Role::Judge, JUDGE, &json!({ "turns": turns }), draw(0, "llm judge", &[&draft.draft]).bits())?;
         let belongs = answer.get("belongs").and_then(Value::as_bool);
         Ok(Belonging {
             // The same endpoint may judge, but in a conversation that never saw how the draft came about.

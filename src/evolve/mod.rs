@@ -8,6 +8,8 @@ pub mod client;
 pub mod llm;
 pub mod policy;
 pub mod procedural;
+pub mod retry;
+pub mod shape;
 pub mod validate;
 
 use crate::decide::admission::Belonging;
@@ -93,9 +95,22 @@ pub enum ExploreError {
         /// Why.
         message: String,
     },
-    /// An endpoint failed or answered something unusable after all retries.
+    /// An endpoint failed after all retries.
     #[error("explorer endpoint: {0}")]
     Endpoint(String),
+    /// An endpoint answered, and each time something that cannot be used.
+    #[error("explorer endpoint: no usable answer to `{role}` in {asked} askings (evolve.llm_reasks); last: {fault}")]
+    Unusable {
+        /// What it was asked to do.
+        role: &'static str,
+        /// Answers it gave.
+        asked: u32,
+        /// What is wrong with the last one.
+        fault: String,
+    },
+    /// The run is to stop.
+    #[error("stopped")]
+    Stopped,
 }
 
 /// Who reflects, explores and abstracts. Methods are pure functions of their arguments for the procedural

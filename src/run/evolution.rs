@@ -10,7 +10,7 @@ use crate::event::{
     FailureNoted, Origin, ReflectionWritten, TaskAdmitted,
 };
 use crate::evolve::validate::validate;
-use crate::evolve::{Bounds, Context, Explorer, Notebook, work_context};
+use crate::evolve::{Bounds, Context, ExploreError, Explorer, Notebook, work_context};
 use crate::world::Stopwatch;
 use std::collections::BTreeMap;
 
@@ -84,7 +84,7 @@ impl Run {
                 started
             }
         };
-        let explorer = policy::explorer(&self.settings, &self.env, self.trainee.as_ref())?;
+        let explorer = policy::explorer(&self.settings, &self.env, self.trainee.as_ref(), &self.stop)?;
         let config = admission(&self.settings);
         let mut known = self.known_tasks();
         let (mut drafts, mut admitted) = (0, 0);
@@ -97,7 +97,7 @@ impl Run {
                 break;
             }
             if self.stop.load(std::sync::atomic::Ordering::SeqCst) {
-                return Err(crate::pipeline::PipelineError::Agent(crate::agent::AgentError::Stopped).into());
+                return Err(stopped());
             }
             let context = self.context(spec)?;
             let mut pages = Pages {
@@ -112,6 +112,8 @@ impl Run {
             }
             let proposed = match worked {
                 Ok(drafts) => drafts,
+                // Nothing was given up: whoever resumes goes on here.
+                Err(ExploreError::Stopped) => return Err(stopped()),
                 Err(error) => {
                     self.give_up(&context.spec.id, &error.to_string(), observer)?;
                     continue;
@@ -138,6 +140,7 @@ impl Run {
                                 self.ledger.record_asked(verdict.clone(), since.micros(), tokens)?;
                                 verdict
                             }
+                            Err(ExploreError::Stopped) => return Err(stopped()),
                             Err(error) => {
                                 self.give_up(&draft.draft, &error.to_string(), observer)?;
                                 self.reject(&draft, UNVALIDATED, "validation could not run; a failure event says why")?;
@@ -234,6 +237,10 @@ impl Run {
         observer.progress(Progress::Note(message.clone()));
         self.ledger.note(FailureNoted { stage: "explorer".into(), message })
     }
+}
+
+fn stopped() -> RunError {
+    crate::pipeline::PipelineError::Agent(crate::agent::AgentError::Stopped).into()
 }
 
 fn admission(settings: &crate::config::Settings) -> AdmissionConfig {

@@ -77,7 +77,7 @@ impl Run {
             env.tasks(&settings.env.split, settings.run.seed, 1)?;
         }
         if settings.evolve.mode != "off" || settings.evolve.initial == "explore" {
-            policy::explorer(&settings, &env, trainee.as_ref())?;
+            policy::explorer(&settings, &env, trainee.as_ref(), &stop)?;
         }
         setup::write_plan(dir, &settings)?;
         let ledger = Ledger::create(dir, started, &settings.log)?;

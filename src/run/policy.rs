@@ -22,6 +22,7 @@ use crate::model::{Decoder, LoraConfig, LoraParams, LoraTarget, ModelConfig, Par
 use crate::world::draw;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Tasks looked through for worked examples.
 const MAX_EXAMPLE_TASKS: usize = 200;
@@ -66,17 +67,21 @@ pub fn explorer(
     settings: &Settings,
     env: &Arc<dyn Environment>,
     trainee: &dyn Trainee,
+    stop: &Arc<AtomicBool>,
 ) -> Result<Box<dyn Explorer>, RunError> {
     let e = &settings.evolve;
     Ok(match e.explorer.as_str() {
-        "llm" => Box::new(Llm::new(Endpoint {
-            url: e.llm_url.clone(),
-            model: e.llm_model.clone(),
-            key_env: e.llm_key_env.clone(),
-            timeout_ms: e.llm_timeout_ms,
-            retries: e.llm_retries,
-            max_tokens: e.llm_max_tokens,
-        })?),
+        "llm" => {
+            let endpoint = Endpoint {
+                url: e.llm_url.clone(),
+                model: e.llm_model.clone(),
+                key_env: e.llm_key_env.clone(),
+                timeout_ms: e.llm_timeout_ms,
+                retries: e.llm_retries,
+                max_tokens: e.llm_max_tokens,
+            };
+            Box::new(Llm::new(endpoint, e.llm_reasks, stop.clone())?)
+        }
         "policy" => Box::new(crate::evolve::policy::PolicyExplorer::new(
             env.clone(),
             trainee.agent()?,
