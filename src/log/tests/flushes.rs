@@ -99,7 +99,7 @@ fn a_record_torn_in_the_middle_of_a_flush_is_moved_away_with_what_shares_it() {
     for at in [IN_BODY, IN_HEADER] {
         let dir = tempfile::tempdir().unwrap();
         // The pages of the second record did not arrive, and nothing was acknowledged.
-        let all = flushed_behind_head(dir.path(), &[3..6]);
+        let all = flushed_behind_head(dir.path(), std::slice::from_ref(&(3..6)));
         assert_eq!(all.iter().rev().take(3).map(|r| r.header.place).collect::<Vec<_>>(), [2, 1, 0]);
         damage(dir.path(), &all[all.len() - 2], at);
         let log = Log::open(dir.path(), without_sled()).unwrap();
