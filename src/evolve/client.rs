@@ -177,17 +177,25 @@ impl ChatClient {
         (answer, usage)
     }
 
+    /// Whether sending a request once may fit into what is left.
+    ///
+    /// # Errors
+    /// [`ClientError::Budget`].
+    pub fn fits(&self, request: &Request, left: Option<u64>) -> Result<(), ClientError> {
+        let needed = request.reserve(self.endpoint.max_tokens);
+        match left.filter(|left| needed > *left) {
+            Some(left) => Err(ClientError::Budget { needed, left }),
+            None => Ok(()),
+        }
+    }
+
     fn try_all(&self, request: &Request, allowance: Option<u64>, usage: &mut Usage) -> Result<String, ClientError> {
         let attempts = self.endpoint.retries.saturating_add(1);
-        let needed = request.reserve(self.endpoint.max_tokens);
         for attempt in 0.. {
             if self.stop.load(Ordering::SeqCst) {
                 return Err(ClientError::Stopped);
             }
-            let left = allowance.map(|all| all.saturating_sub(usage.tokens()));
-            if let Some(left) = left.filter(|left| needed > *left) {
-                return Err(ClientError::Budget { needed, left });
-            }
+            self.fits(request, allowance.map(|all| all.saturating_sub(usage.tokens())))?;
             usage.attempts += 1;
             match self.attempt(request, usage)? {
                 Attempt::Done(answer) => return Ok(answer),
@@ -301,4 +309,4 @@ fn pause(wait: Duration, stop: &AtomicBool) {
 
 #[cfg(test)]
 #[path = "client_tests.rs"]
-mod tests;
+pub(super) mod tests;

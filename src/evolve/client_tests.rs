@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 /// What the server does with one connection.
 #[derive(Clone)]
-enum Turn {
+pub(in crate::evolve) enum Turn {
     /// Sends these bytes and closes.
     Send(Vec<u8>),
     /// Says nothing until the client is gone.
@@ -15,7 +15,7 @@ enum Turn {
 }
 
 /// Takes one turn per connection on loopback, then refuses further ones; `asked` tells what was sent.
-fn serve(turns: Vec<Turn>) -> (String, std::thread::JoinHandle<Vec<String>>) {
+pub(in crate::evolve) fn serve(turns: Vec<Turn>) -> (String, std::thread::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let handle = std::thread::spawn(move || {
@@ -48,14 +48,14 @@ fn serve(turns: Vec<Turn>) -> (String, std::thread::JoinHandle<Vec<String>>) {
     (url, handle)
 }
 
-fn http(status: &str, extra: &str, body: &str) -> Turn {
+pub(in crate::evolve) fn http(status: &str, extra: &str, body: &str) -> Turn {
     let length = body.len();
     Turn::Send(
         format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n{extra}\r\n{body}").into_bytes(),
     )
 }
 
-fn completion(text: &str, finish: Option<&str>, usage: Option<(u64, u64)>) -> Turn {
+pub(in crate::evolve) fn completion(text: &str, finish: Option<&str>, usage: Option<(u64, u64)>) -> Turn {
     let mut body = json!({"choices": [{"message": {"content": text}, "finish_reason": finish}]});
     if let Some((prompt, completion)) = usage {
         body["usage"] = json!({"prompt_tokens": prompt, "completion_tokens": completion});

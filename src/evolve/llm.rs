@@ -4,7 +4,7 @@
 //! strictly: an answer without one is asked for again with the fault named, and unknown tools, empty queries and
 //! solutions that are too short are dropped, not repaired.
 
-use super::client::{ChatClient, ClientError, Endpoint};
+use super::asking::Asker;
 use super::shape::Role;
 use super::{Context, ExploreError, Explorer, Intent, guidance, task_id};
 use crate::decide::admission::Belonging;
@@ -12,48 +12,14 @@ use crate::env::{Executed, ToolDef};
 use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
 use serde_json::{Value, json};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-/// Characters of an unusable answer that its author is shown again.
-const MAX_SHOWN: usize = 4000;
 
 /// See the module's documentation.
-pub struct Llm {
-    client: ChatClient,
-    reasks: u32,
-    prompt_tokens: AtomicU64,
-    completion_tokens: AtomicU64,
-}
+pub struct Llm(Asker);
 
 impl Llm {
-    /// An explorer that asks `endpoint`, at most `reasks` times again for what it cannot use, until `stop` is set.
-    pub fn new(endpoint: Endpoint, reasks: u32, stop: Arc<AtomicBool>) -> Result<Self, ExploreError> {
-        let client = ChatClient::new(endpoint, stop).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
-        Ok(Llm { client, reasks, prompt_tokens: AtomicU64::new(0), completion_tokens: AtomicU64::new(0) })
-    }
-
-    fn ask(&self, role: Role, system: &str, user: &Value, seed: u64) -> Result<Value, ExploreError> {
-        let mut messages = vec![("system", system.to_string()), ("user", user.to_string())];
-        let mut last = String::new();
-        for _ in 0..=self.reasks {
-            let (answer, usage) = self.client.ask(&self.client.request(&messages, seed), None);
-            self.prompt_tokens.fetch_add(usage.prompt_tokens, Ordering::Relaxed);
-            self.completion_tokens.fetch_add(usage.completion_tokens, Ordering::Relaxed);
-            let text = answer.map_err(|e| match e {
-                ClientError::Stopped => ExploreError::Stopped,
-                other => ExploreError::Endpoint(other.to_string()),
-            })?;
-            match role.read(&text) {
-                Ok(value) => return Ok(value),
-                Err(fault) => {
-                    messages.push(("assistant", text.chars().take(MAX_SHOWN).collect()));
-                    messages.push(("user", format!("That answer cannot be used: {fault}. Answer again, with the JSON described at first and nothing else.")));
-                    last = fault;
-                }
-            }
-        }
-        Err(ExploreError::Unusable { role: role.name(), asked: self.reasks + 1, fault: last })
+    /// An explorer that asks through `asker`.
+    pub fn new(asker: Asker) -> Self {
+        Llm(asker)
     }
 }
 
@@ -82,12 +48,12 @@ fn evidence(context: &Context) -> Value {
 
 impl Explorer for Llm {
     fn author(&self) -> &str {
-        self.client.model()
+        self.0.model()
     }
 
     fn reflect(&self, context: &Context) -> Result<ReflectionWritten, ExploreError> {
         let seed = draw(context.seed, "llm reflect", &[&context.spec.id]).bits();
-        let answer = self.ask(Role::Reflect, REFLECT, &evidence(context), seed)?;
+        let answer = self.0.ask(Role::Reflect, &context.spec.id, REFLECT, &evidence(context), seed)?;
         Ok(ReflectionWritten {
             context: context.spec.id.clone(),
             author: self.author().into(),
@@ -120,7 +86,7 @@ impl Explorer for Llm {
             "steps_left": context.bounds.steps as usize - so_far.len(),
             "steps": so_far.iter().map(|s| json!({"call": s.call, "observation": s.observation})).collect::<Vec<_>>(),
         });
-        let answer = self.ask(Role::Explore, EXPLORE, &user, seed)?;
+        let answer = self.0.ask(Role::Explore, &context.spec.id, EXPLORE, &user, seed)?;
         let name = text(&answer, "tool");
         if answer.get("stop") == Some(&Value::Bool(true)) || name.is_empty() {
             return Ok(None);
@@ -153,7 +119,7 @@ impl Explorer for Llm {
                 "steps": mine.iter().map(|s| json!({"round": s.round, "step": s.step, "call": s.call, "observation": s.observation})).collect::<Vec<_>>(),
             });
             let seed = draw(context.seed, "llm abstract", &[&context.spec.id, &round.to_string()]).bits();
-            let answer = self.ask(Role::Abstract, ABSTRACT, &user, seed)?;
+            let answer = self.0.ask(Role::Abstract, &context.spec.id, ABSTRACT, &user, seed)?;
             for item in answer.as_array().cloned().unwrap_or_else(|| vec![answer]) {
                 let solution: Vec<ToolCall> = item
                     .get("solution")
@@ -215,8 +181,8 @@ impl Explorer for Llm {
                 json!({"query": t.query, "answer": t.answer, "executed": calls})
             })
             .collect();
-        let answer =
-            self.ask(Role::Judge, JUDGE, &json!({ "turns": turns }), draw(0, "llm judge", &[&draft.draft]).bits())?;
+        let seed = draw(0, "llm judge", &[&draft.draft]).bits();
+        let answer = self.0.ask(Role::Judge, &draft.draft, JUDGE, &json!({ "turns": turns }), seed)?;
         let belongs = answer.get("belongs").and_then(Value::as_bool);
         Ok(Belonging {
             // The same endpoint may judge, but in a conversation that never saw how the draft came about.
@@ -228,9 +194,5 @@ impl Explorer for Llm {
                 None => "the judge did not answer the question".into(),
             },
         })
-    }
-
-    fn take_usage(&self) -> (u64, u64) {
-        (self.prompt_tokens.swap(0, Ordering::Relaxed), self.completion_tokens.swap(0, Ordering::Relaxed))
     }
 }

@@ -13,6 +13,7 @@ use crate::decide::advantage::{AdvantageConfig, Member, advantages};
 use crate::env::{Environment, Role};
 use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped};
 use crate::evolve::Explorer;
+use crate::evolve::asking::{Asker, Book, Terms};
 use crate::evolve::client::Endpoint;
 use crate::evolve::llm::Llm;
 use crate::evolve::procedural::Procedural;
@@ -68,6 +69,7 @@ pub fn explorer(
     env: &Arc<dyn Environment>,
     trainee: &dyn Trainee,
     stop: &Arc<AtomicBool>,
+    book: Book,
 ) -> Result<Box<dyn Explorer>, RunError> {
     let e = &settings.evolve;
     Ok(match e.explorer.as_str() {
@@ -80,7 +82,13 @@ pub fn explorer(
                 retries: e.llm_retries,
                 max_tokens: e.llm_max_tokens,
             };
-            Box::new(Llm::new(endpoint, e.llm_reasks, stop.clone())?)
+            let terms = Terms {
+                reasks: e.llm_reasks,
+                budget_tokens: e.llm_budget_tokens,
+                price_prompt: e.llm_price_prompt,
+                price_completion: e.llm_price_completion,
+            };
+            Box::new(Llm::new(Asker::new(endpoint, terms, book, stop.clone())?))
         }
         "policy" => Box::new(crate::evolve::policy::PolicyExplorer::new(
             env.clone(),
