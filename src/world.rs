@@ -72,7 +72,7 @@ impl Draw {
     }
 }
 
-/// Milliseconds since the Unix epoch. Only for [`crate::event::Meta`].
+/// Milliseconds since the Unix epoch. Only for [`crate::event::Meta`], and for the wait until a date that a server names.
 pub fn now_ms() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
 }

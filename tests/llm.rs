@@ -28,6 +28,9 @@ const KEY: &str = "sk-test-9f2c7b1e-do-not-log-me";
 const KEY_ENV: &str = "COEVOLVE_TEST_KEY";
 const MODEL: &str = "loopback-explorer-1";
 
+/// Length of an answer that has to become a file of its own in the run, bytes.
+const MANY_WORDS: usize = 100_000;
+
 /// How the server misbehaves.
 #[derive(Clone, Copy, PartialEq)]
 enum Mood {
@@ -93,7 +96,11 @@ fn http(status: &str, extra: &str, body: &str) -> String {
 }
 
 fn completion(content: &str) -> String {
-    let body = json!({"choices": [{"message": {"role": "assistant", "content": content}}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}});
+    finished(content, "stop")
+}
+
+fn finished(content: &str, reason: &str) -> String {
+    let body = json!({"choices": [{"message": {"role": "assistant", "content": content}, "finish_reason": reason}], "usage": {"prompt_tokens": 100, "completion_tokens": 10}});
     http("200 OK", "", &body.to_string())
 }
 
@@ -126,9 +133,13 @@ fn respond(brain: &Mutex<Brain>, request: &Request) -> (String, Duration) {
     let fault = match (brain.mood, brain.asked % 23) {
         (Mood::Unauthorised, _) => "unauthorised",
         (Mood::Moody, 3) => "busy",
+        (Mood::Moody, 5) => "wordy",
         (Mood::Moody, 7) => "garbage",
+        (Mood::Moody, 9) => "limited",
         (Mood::Moody, 11) => "cut",
+        (Mood::Moody, 13) => "types",
         (Mood::Moody, 15) if !brain.faults.contains_key("slow") => "slow",
+        (Mood::Moody, 17) => "length",
         (Mood::Moody, 19) => "chatty",
         _ => "",
     };
@@ -138,6 +149,12 @@ fn respond(brain: &Mutex<Brain>, request: &Request) -> (String, Duration) {
     match fault {
         "unauthorised" => return (http("401 Unauthorized", "", "{\"error\": \"bad key\"}"), now),
         "busy" => return (http("503 Service Unavailable", "retry-after: 0\r\n", "busy"), now),
+        "limited" => {
+            let extra = "retry-after: Sun, 06 Nov 1994 08:49:37 GMT\r\n";
+            return (http("429 Too Many Requests", extra, "{\"error\": \"slow down\"}"), now);
+        }
+        "types" => return (completion("{\"belongs\": \"yes\", \"tool\": 3, \"summary\": [], \"query\": null}"), now),
+        "length" => return (finished("{\"stop\": true, \"belongs\": true", "length"), now),
         "garbage" => return (http("200 OK", "", "<html>gateway</html>"), now),
         "cut" => return ("HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n{\"choices\": [{".to_string(), now),
         "slow" => return (completion("{}"), Duration::from_secs(8)),
@@ -158,8 +175,9 @@ fn respond(brain: &Mutex<Brain>, request: &Request) -> (String, Duration) {
         ("judge", brain.judge(&user))
     };
     *brain.roles.entry(role).or_default() += 1;
-    // Models like to wrap their JSON.
-    (completion(&format!("Here you are:\n```json\n{answer}\n```")), now)
+    // Models like to wrap their JSON, some of them in a great many words.
+    let words = if fault == "wordy" { "Let me think. ".repeat(MANY_WORDS / 14) } else { String::new() };
+    (completion(&format!("{words}Here you are:\n```json\n{answer}\n```")), now)
 }
 
 impl Brain {
@@ -326,12 +344,13 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
     let dir = tmp.path().join("r");
     let brain = Brain::new(&dir, Mood::Moody);
     let url = serve(brain.clone());
-    let done = train(&dir, &url, &[]);
+    let prices = ["evolve.llm_price_prompt=3", "evolve.llm_price_completion=15"];
+    let done = train(&dir, &url, &prices);
     let summary = done.json();
     assert_secret(&dir, &done);
     let brain = brain.lock().expect("brain");
     assert_eq!(brain.authorisations, BTreeSet::from([format!("Bearer {KEY}")]));
-    for fault in ["busy", "garbage", "cut", "slow", "chatty"] {
+    for fault in ["busy", "wordy", "garbage", "limited", "cut", "types", "slow", "length", "chatty"] {
         assert!(brain.faults.contains_key(fault), "{fault} was not tried: {:?}", brain.faults);
     }
     for role in ["reflect", "explore", "abstract", "judge"] {
@@ -339,13 +358,9 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
     }
 
     let all = events(&dir);
-    // Faults that a retry mends leave no trace; an answer without JSON costs its context or draft.
+    // Faults that asking again mends cost nothing.
     let notes = of_kind(&all, "failure_noted");
-    assert_eq!(notes.len() as u64, brain.faults["chatty"], "{notes:?}");
-    for note in &notes {
-        assert_eq!(note["stage"], "explorer");
-        assert!(note["message"].as_str().expect("message").contains("given up"), "{note}");
-    }
+    assert!(notes.is_empty(), "{notes:?}");
     assert!(summary["admitted"].as_u64().expect("admitted") > 0, "{summary}");
     assert!(summary["rejected"]["belongs"].as_u64().is_some_and(|n| n > 0), "{summary}");
     for reflection in of_kind(&all, "reflection_written") {
@@ -371,9 +386,131 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
     assert_eq!(ids("draft_proposed"), judged);
     // What the endpoint said it used is recorded, outside the facts.
     let used: u64 = all.iter().map(|e| e["llm_completion_tokens"].as_u64().expect("tokens")).sum();
-    let answered: u64 = brain.roles.values().sum::<u64>() + brain.faults["chatty"];
-    assert!(used > 0 && used <= 10 * answered, "{used} of {answered} answers");
+    let useless: u64 = ["types", "length", "chatty"].iter().map(|fault| brain.faults[fault]).sum();
+    assert_eq!(used, 10 * (brain.roles.values().sum::<u64>() + useless));
     assert_eq!(run(&["replay", text(&dir), "--json"]).json()["ok"], true);
+
+    // Every question and its answer is recorded, and what it took. Of the server's faults only those of the transport are
+    // not answers; nobody counted what those cost but for the cut one.
+    let asked = of_kind(&all, "llm_asked");
+    let attempts: u64 = asked.iter().map(|e| e["attempts"].as_u64().expect("attempts")).sum();
+    assert_eq!(attempts, brain.asked);
+    let again: u64 = ["types", "chatty"].iter().map(|fault| brain.faults[fault]).sum();
+    assert_eq!(asked.len() as u64, brain.roles.values().sum::<u64>() + again);
+    assert!(asked.iter().all(|e| e["answer"].is_string() && e["failure"] == ""), "{asked:?}");
+    let estimated = |e: &&Value| e["estimated_tokens"].as_u64().expect("tokens") > 0;
+    let lost: u64 = ["garbage", "cut", "slow"].iter().map(|fault| brain.faults[fault]).sum();
+    assert_eq!(asked.iter().filter(estimated).count() as u64, lost);
+    let sum = |key: &str| asked.iter().map(|e| e[key].as_u64().expect("a number")).sum::<u64>();
+    let llm = &summary["llm"];
+    assert_eq!((llm["asked"].as_u64(), llm["answered"].as_u64()), (Some(asked.len() as u64), Some(asked.len() as u64)));
+    // 100 and 10 tokens an answer, at 3 and 15 a million.
+    assert_eq!((sum("prompt_tokens"), sum("completion_tokens")), (10 * used, used));
+    assert_eq!(llm["cost_micros"].as_u64(), Some(3 * 10 * used + 15 * used));
+    assert_eq!(sum("cost_micros"), 45 * used);
+    let wordy = asked.iter().filter(|e| text_of(e, "answer").len() > MANY_WORDS - 14).count() as u64;
+    assert_eq!(wordy, brain.faults["wordy"]);
+    let blobs = files(&dir.join("blobs"));
+    assert!(blobs.iter().any(|f| std::fs::metadata(f).expect("file").len() > MANY_WORDS as u64), "{blobs:?}");
+
+    // The recorded run stands for the network: a run of the same settings comes to the same facts and weights.
+    let again = tmp.path().join("again");
+    let gone = dead();
+    let replayed = train(&again, &gone, &[&format!("evolve.llm_replay={}", text(&dir))]);
+    assert_eq!(common::identity(&replayed.json()), common::identity(&summary), "{}", common::differences(&dir, &again));
+    assert_secret(&again, &replayed);
+    let told = of_kind(&events(&again), "llm_asked");
+    assert_eq!(told.len(), asked.len());
+    for (told, asked) in told.iter().zip(&asked) {
+        assert_eq!((&told["request"], &told["answer"]), (&asked["request"], &asked["answer"]));
+        assert_eq!((told["attempts"].as_u64(), told["cost_micros"].as_u64()), (Some(0), Some(0)));
+    }
+    // Another run asks other things: that is said, by the name of the setting, and costs its rounds and not the run.
+    let other = tmp.path().join("other");
+    let replayed = train(&other, &gone, &[&format!("evolve.llm_replay={}", text(&dir)), "run.seed=8", "run.steps=3"]);
+    assert_survived(&other, &replayed, "holds no answer to request");
+    let nowhere =
+        train(&tmp.path().join("x"), &gone, &[&format!("evolve.llm_replay={}", text(&tmp.path().join("no")))]);
+    assert!(nowhere.code != Some(0) && nowhere.stderr.contains("no"), "{nowhere:?}");
+    assert!(!tmp.path().join("x").exists());
+}
+
+/// The address of a server that is gone.
+fn dead() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    format!("http://{}/v1", listener.local_addr().expect("address"))
+}
+
+/// What a request may cost, by the rule of `evolve.llm_budget_tokens`: a third of its bytes and the longest answer.
+fn reserve(asked: &Value) -> u64 {
+    (text_of(asked, "body").len() as u64).div_ceil(3) + 1024
+}
+
+#[test]
+fn no_more_is_spent_than_the_budget_not_even_across_a_kill() {
+    let tmp = tempfile::tempdir().expect("folder");
+    // Without a bound the run asks this much; with this one the middle request does not fit.
+    let free = tmp.path().join("free");
+    train(&free, &serve(Brain::new(&free, Mood::Calm)), &[]).json();
+    let all = of_kind(&events(&free), "llm_asked");
+    let middle = all.len() / 2;
+    let bound = 110 * middle as u64 + reserve(&all[middle]) - 1;
+    let budget = format!("evolve.llm_budget_tokens={bound}");
+    let dir = tmp.path().join("r");
+    let brain = Brain::new(&dir, Mood::Calm);
+    let done = train(&dir, &serve(brain.clone()), &[&budget]);
+    let summary = done.json();
+    let check = |dir: &Path, summary: &Value| {
+        let all = events(dir);
+        let asked = of_kind(&all, "llm_asked");
+        let mut spent = 0;
+        for one in &asked {
+            assert!(spent + reserve(one) <= bound, "{spent} were spent before {one}");
+            spent += 110;
+        }
+        assert_eq!(summary["finished"], true);
+        assert_eq!(summary["llm"]["prompt_tokens"].as_u64().map(|n| n * 11 / 10), Some(spent));
+        asked.len() as u64
+    };
+    let asked = check(&dir, &summary);
+    assert_eq!(brain.lock().expect("brain").asked, asked);
+    assert!(asked > 10, "{asked} of {}", all.len());
+    // Each round after the budget is used up says so once, and asks nothing more.
+    let all = events(&dir);
+    let notes = of_kind(&all, "failure_noted");
+    let rounds = of_kind(&all, "evolution_started").len();
+    assert!(!notes.is_empty() && notes.len() <= rounds, "{} notes in {rounds} rounds", notes.len());
+    for note in &notes {
+        assert!(text_of(note, "message").contains("evolve.llm_budget_tokens"), "{note}");
+    }
+    let mut said = false;
+    for event in &all {
+        match event["event"]["event"].as_str().expect("a kind") {
+            "evolution_started" => said = false,
+            "failure_noted" => assert!(!std::mem::replace(&mut said, true), "said twice in a round"),
+            "llm_asked" => assert!(!said, "asked on after the budget was used up"),
+            _ => {}
+        }
+    }
+
+    // Killed halfway, a run knows from its log what is spent, asks nothing again, and comes to the same.
+    let dir = tmp.path().join("killed");
+    let brain = Brain::new(&dir, Mood::Calm);
+    let child = start(&dir, &serve(brain.clone()), &[&budget]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let half = || brain.lock().expect("brain").asked >= asked / 2;
+    assert!(common::kill_when(child.expect("starts"), half).is_none(), "it ended before it was killed");
+    let mut command = coevolve();
+    command.args(["resume", "--json", text(&dir)]).env(KEY_ENV, KEY);
+    let resumed = Done::of(command.output().expect("starts")).json();
+    assert_eq!(check(&dir, &resumed), asked);
+    assert_eq!(
+        common::identity(&resumed),
+        common::identity(&summary),
+        "{}",
+        common::differences(&tmp.path().join("r"), &dir)
+    );
+    let again = brain.lock().expect("brain").asked - asked;
+    assert!(again <= 1, "{again} requests were sent twice; only the one under way when it was killed may be");
 }
 
 #[test]
@@ -389,7 +526,7 @@ fn a_calm_server_gives_the_same_run_twice() {
 
 /// What a killed run asked and was told is in its log: it goes on from there, to the facts of an uninterrupted run.
 ///
-/// Commits are slow here, so that each kill takes much with it that the server has been asked already.
+/// Commits are slow here, so that each kill takes much with it that followed from answers.
 #[test]
 fn killed_while_it_explores_a_run_goes_on_from_its_log() {
     let settings = ["run.steps=3", "log.group_commit_us=20000"];
@@ -406,13 +543,14 @@ fn killed_while_it_explores_a_run_goes_on_from_its_log() {
     let asked = || brain.lock().expect("brain").asked;
     let url = serve(brain.clone());
     let mut command = start(&dir, &url, &settings);
-    let (mut amid, mut before) = (0, Vec::new());
+    let (mut amid, mut kills, mut before) = (0, 0, Vec::new());
     for share in [5, 4, 3, 2, 5, 4, 3] {
         let until = asked() + requests / share;
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
         if common::kill_when(child, || asked() >= until).is_some() {
             break;
         }
+        kills += 1;
         command = coevolve();
         command.args(["resume", "--json", text(&dir)]).env(KEY_ENV, KEY);
         let all = events(&dir);
@@ -427,6 +565,8 @@ fn killed_while_it_explores_a_run_goes_on_from_its_log() {
     assert_eq!((summary["finished"].as_bool(), summary["anomalies"].as_u64()), (Some(true), Some(0)));
     assert_eq!(run(&["replay", text(&dir), "--json"]).json()["ok"], true);
     assert!(amid > 0, "no kill fell into an evolution round");
+    // An answer is durable before it is used: a kill costs the request that is under way and no other.
+    assert!((requests..=requests + kills).contains(&asked()), "{} requests, {requests} without kills", asked());
 }
 
 /// The run is what it would be without evolution, and says why.
@@ -451,10 +591,7 @@ fn assert_survived(dir: &Path, done: &Done, reason: &str) {
 fn a_dead_endpoint_costs_the_evolution_and_not_the_run() {
     let tmp = tempfile::tempdir().expect("folder");
     let dir = tmp.path().join("r");
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    let url = format!("http://{}/v1", listener.local_addr().expect("address"));
-    drop(listener);
-    let done = train(&dir, &url, &["evolve.llm_retries=0", "run.steps=3"]);
+    let done = train(&dir, &dead(), &["evolve.llm_retries=0", "run.steps=3"]);
     assert_survived(&dir, &done, "cannot connect");
 }
 

@@ -58,6 +58,10 @@ fn settings_out_of_range_are_refused_by_name_before_anything_is_made() {
         ("learner.correction_min=3", "learner.correction_min"),
         ("learner.precision=fp8", "learner.precision"),
         ("evolve.similarity=2", "evolve.similarity"),
+        ("evolve.llm_reasks=17", "0..=16"),
+        ("evolve.llm_budget_tokens=2000000000000000", "0..=1125899906842624"),
+        ("evolve.llm_price_prompt=-1", "evolve.llm_price_prompt"),
+        ("evolve.llm_max_tokens=0", "1..=1048576"),
         ("eval.splits=test-normal,test-normal", "twice"),
     ] {
         run(&train_args(&dir, &[setting]).iter().map(String::as_str).collect::<Vec<_>>()).fails(2, message);

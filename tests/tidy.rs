@@ -17,8 +17,8 @@ const LIMIT_LINES: usize = 700;
 const HOMES: &[(&str, &[&str])] = &[
     ("sled::", &["src/log/sled_store.rs"]),
     ("crossbeam::", &["src/pipeline/"]),
-    ("reqwest::", &["src/http.rs", "src/evolve/client.rs"]),
-    ("tokio::", &["src/http.rs", "src/evolve/client.rs"]),
+    ("reqwest::", &["src/http.rs"]),
+    ("tokio::", &["src/http.rs"]),
     ("rkyv::", &["src/event/"]),
     ("hdrhistogram::", &["src/pipeline/latency.rs"]),
     ("tokenizers::", &["src/model/tokenizer", "src/model/gguf"]),

@@ -127,6 +127,9 @@ pub fn brief(event: &Event) -> String {
         Event::StepFinished(e) => format!("step {} mean reward {:.3}", e.step, e.mean_reward),
         Event::RunFinished(e) => format!("step {} {}", e.step, e.weights_hash),
         Event::RunResumed(e) => format!("step {}", e.step),
+        Event::LlmAsked(e) => {
+            format!("{} {} {}", e.role, e.about, e.answer.as_ref().unwrap_or(&e.failure))
+        }
         Event::FailureNoted(e) => format!("{}: {}", e.stage, e.message),
         Event::BranchCreated(e) => format!("{} from {} at {}", e.name, e.parent, e.at),
         Event::BranchUndone(e) => format!("{} goes on from {} (was at {}) {}", e.branch, e.to, e.at, e.reason),

@@ -125,6 +125,20 @@ fn page(s: &Summary, dir: &Path) -> Result<(), Failure> {
         row("facts digest", s.facts_digest.clone()),
         row("weights", s.weights_hash.clone().unwrap_or_default()),
     ];
+    if s.llm.asked > 0 {
+        let l = &s.llm;
+        let tokens =
+            format!("{} sent, {} received, {} estimated", l.prompt_tokens, l.completion_tokens, l.estimated_tokens);
+        rows.push(row(
+            "LLM",
+            format!(
+                "{} of {} questions answered; tokens: {tokens}; cost {:.2}",
+                l.answered,
+                l.asked,
+                l.cost_micros as f64 / 1e6
+            ),
+        ));
+    }
     if t.total > 1.0 {
         rows.push(row("time", format!("{:.1} s", t.total)));
         for (name, x) in [

@@ -267,6 +267,9 @@ fn in_range(s: &Settings) -> Result<(), SettingsError> {
         ("evolve.max_drafts", s.evolve.max_drafts.into(), 1, 1024),
         ("evolve.llm_timeout_ms", s.evolve.llm_timeout_ms, 1, 86_400_000),
         ("evolve.llm_retries", s.evolve.llm_retries.into(), 0, 100),
+        ("evolve.llm_reasks", s.evolve.llm_reasks.into(), 0, 16),
+        ("evolve.llm_budget_tokens", s.evolve.llm_budget_tokens, 0, 1 << 50),
+        ("evolve.llm_max_tokens", s.evolve.llm_max_tokens.into(), 1, 1 << 20),
         ("eval.tasks", s.eval.tasks.into(), 0, 1_000_000),
         ("log.group_commit_events", s.log.group_commit_events.into(), 1, 65_536),
         ("log.group_commit_bytes", s.log.group_commit_bytes.into(), 1, 32 << 20),
@@ -308,6 +311,8 @@ fn in_range(s: &Settings) -> Result<(), SettingsError> {
         ("learner.overlong_penalty", s.learner.overlong_penalty, 0.0, 1e6),
         ("signals.theta", s.signals.theta, 0.0, 100.0),
         ("evolve.similarity", s.evolve.similarity, 0.0, 1.0),
+        ("evolve.llm_price_prompt", s.evolve.llm_price_prompt, 0.0, 1e6),
+        ("evolve.llm_price_completion", s.evolve.llm_price_completion, 0.0, 1e6),
     ];
     for &(key, value, low, high) in shares {
         if !(low..=high).contains(&value) {
@@ -352,6 +357,9 @@ pub const EXECUTION: &[&str] = &[
     "evolve.llm_key_env",
     "evolve.llm_timeout_ms",
     "evolve.llm_retries",
+    "evolve.llm_price_prompt",
+    "evolve.llm_price_completion",
+    "evolve.llm_replay",
     "log.group_commit_events",
     "log.group_commit_bytes",
     "log.group_commit_us",

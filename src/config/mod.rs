@@ -164,6 +164,11 @@ settings! {
         llm_key_env: String = "OPENAI_API_KEY".into(), "variable name", "Environment variable that holds the key; the key itself is never a setting and never logged.";
         llm_timeout_ms: u64 = 60000, "milliseconds", "Deadline of one request.";
         llm_retries: u32 = 3, "attempts", "Retries after a refused or broken request.";
+        llm_reasks: u32 = 2, "askings", "How often an answer that lacks the JSON it was asked for is asked for again, with the fault named.";
+        llm_budget_tokens: u64 = 0, "tokens; 0 = no bound", "Tokens that external LLMs may take in the whole run, sent and received, earlier processes of it included. A request goes out only if what is spent, a third of its bytes and llm_max_tokens fit; else the round ends, and training goes on.";
+        llm_price_prompt: f64 = 0.0, "currency per million tokens", "Price of tokens sent to external LLMs; only for the cost that is recorded.";
+        llm_price_completion: f64 = 0.0, "currency per million tokens", "Price of tokens received from external LLMs.";
+        llm_replay: String = "".into(), "run folder; empty = ask the endpoint", "Take the answers of external LLMs from the log of this run; a request that it does not hold fails, and nothing goes over the network.";
         llm_max_tokens: u32 = 1024, "tokens", "Bound of one answer.";
     }
     /// Held-out evaluation at temperature 0.

@@ -154,6 +154,7 @@ codec! {
     BranchDeleted: newest 1, 1 => v1::BranchDeleted;
     GarbageCollected: newest 1, 1 => v1::GarbageCollected;
     BatchRefilled: newest 1, 1 => v1::BatchRefilled;
+    LlmAsked: newest 1, 1 => v1::LlmAsked;
 }
 
 /// Serialises an event and its meta in the newest versions.

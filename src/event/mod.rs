@@ -136,4 +136,6 @@ events! {
     GarbageCollected = 25, "garbage_collected", fact false;
     /// See [`v1::BatchRefilled`].
     BatchRefilled = 26, "batch_refilled", fact true;
+    /// See [`v1::LlmAsked`].
+    LlmAsked = 27, "llm_asked", fact false;
 }

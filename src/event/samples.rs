@@ -203,6 +203,21 @@ pub fn all() -> Vec<Event> {
         }
         .into(),
         BatchRefilled { step: 3, round: 2, groups: vec![("t-4f1c".into(), 2), ("t-5a00".into(), 0)] }.into(),
+        LlmAsked {
+            request: "56".repeat(32),
+            role: "judge".into(),
+            about: "d1.0.2".into(),
+            model: "explorer-1".into(),
+            body: r#"{"max_tokens":1024,"messages":[],"model":"explorer-1","seed":5}"#.into(),
+            answer: Some(r#"{"belongs": true, "reason": "it does"}"#.into()),
+            failure: String::new(),
+            attempts: 2,
+            prompt_tokens: 4_294_967_299,
+            completion_tokens: 33,
+            estimated_tokens: 1_046,
+            cost_micros: 4_294_967_300,
+        }
+        .into(),
     ]
 }
 

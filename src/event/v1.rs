@@ -585,4 +585,32 @@ frozen! {
         /// Why nothing needs it.
         pub reason: String,
     }
+
+    /// An external LLM was asked, and answered or did not. Not a fact: what follows from the answer is.
+    pub struct LlmAsked {
+        /// BLAKE3 of `body`, hex: requests with the same digest are the same.
+        pub request: String,
+        /// What it was asked to do: `reflect`, `explore`, `abstract`, `judge`.
+        pub role: String,
+        /// The context or draft it was asked for.
+        pub about: String,
+        /// Model name.
+        pub model: String,
+        /// The request as it was sent, canonical JSON text. It holds no key and no address.
+        pub body: String,
+        /// The whole message that came back, if one did.
+        pub answer: Option<String>,
+        /// Why there is no answer, in words; empty when there is one.
+        pub failure: String,
+        /// Requests sent for it; 0 = the answer is from the recording of another run.
+        pub attempts: u32,
+        /// Tokens sent in all attempts, as the server counts them.
+        pub prompt_tokens: u64,
+        /// Tokens received in all attempts, as the server counts them.
+        pub completion_tokens: u64,
+        /// Tokens of attempts that the server gave no count for but may have worked on, estimated from above.
+        pub estimated_tokens: u64,
+        /// Cost of the counted tokens, millionths of the currency of `evolve.llm_price_prompt`; 0 for recorded answers.
+        pub cost_micros: u64,
+    }
 }

@@ -101,6 +101,7 @@ views! {
     PolicyPublished, CheckpointSaved, EvaluationFinished, EvolutionStarted, ReflectionWritten, ExplorationStepTaken,
     DraftProposed, DraftValidated, DraftRejected, EvolutionFinished, StepFinished, RunFinished, RunResumed,
     FailureNoted, BranchCreated, BranchUndone, BranchDeleted, GarbageCollected, BatchRefilled,
+    LlmAsked,
 }
 
 /// One event, borrowed: its facts bytes, and the archived struct in them.

@@ -1,15 +1,25 @@
-//! The one home of reqwest: a client of OpenAI-compatible chat endpoints.
+//! A client of OpenAI-compatible chat endpoints, over [`crate::http`].
 //!
-//! The key comes from an environment variable, is sent as a bearer token and appears in no event, error or
-//! debug output. Refusals that a retry cannot mend (4xx but 408 and 429) are final; everything else is tried
-//! again with exponential waits, or after the server's own `Retry-After`.
+//! The key comes from an environment variable, is sent as a bearer token and appears in no event, error or debug output;
+//! where a server sends it back it is blotted out. Refusals that a retry cannot mend (any status but 200, 408, 429 and
+//! 5xx) are final; everything else is sent again after a wait ([`super::retry`]). An answer is used whole or not at all:
+//! one that the server stopped early (`finish_reason` `length` or `content_filter`) is as good as one that broke off.
 
+use super::retry;
+use crate::http::{Answer, Bounds, Http, HttpError};
+use crate::world::now_ms;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Longest answer body read, in bytes.
 const MAX_BODY: usize = 4 << 20;
-/// Longest wait between two attempts.
-const MAX_WAIT: Duration = Duration::from_secs(30);
+/// While it waits, a client looks this often whether the run is to stop.
+const STOP_EVERY: Duration = Duration::from_millis(20);
+/// Bytes of a request or answer that count as one token where nobody has counted. Tokenizers of today take 3 to 5
+/// bytes of English or JSON for one; with fewer bytes the estimate would have to be larger.
+const BYTES_PER_TOKEN: u64 = 3;
 
 /// Where and how to ask.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,21 +38,52 @@ pub struct Endpoint {
     pub max_tokens: u32,
 }
 
-/// An answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Completion {
-    /// The message's text.
-    pub text: String,
-    /// Tokens sent, as the server counts them; 0 when it does not say.
+/// A request as it is sent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    value: Value,
+    /// The body: canonical JSON text (keys sorted, no spaces). It holds no key and no address.
+    pub body: String,
+    /// BLAKE3 of `body`, hex: what the answer is found by.
+    pub digest: String,
+}
+
+impl Request {
+    /// Tokens that sending it once may cost at most, as far as that can be said before: an estimate of its own length and
+    /// the longest answer.
+    fn reserve(&self, max_tokens: u32) -> u64 {
+        estimated(self.body.len()) + u64::from(max_tokens)
+    }
+}
+
+fn estimated(bytes: usize) -> u64 {
+    (bytes as u64).div_ceil(BYTES_PER_TOKEN)
+}
+
+/// What asking came to, answered or not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Requests sent.
+    pub attempts: u32,
+    /// Tokens sent, as the server counts them.
     pub prompt_tokens: u64,
-    /// Tokens received.
+    /// Tokens received, as the server counts them.
     pub completion_tokens: u64,
+    /// Tokens of attempts that the server gave no count for but may have worked on, estimated from above.
+    pub estimated_tokens: u64,
+}
+
+impl Usage {
+    /// Tokens that count against a budget.
+    pub fn tokens(&self) -> u64 {
+        self.prompt_tokens + self.completion_tokens + self.estimated_tokens
+    }
 }
 
 /// Why there is no answer.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
 pub enum ClientError {
-    /// The client could not be built.
+    /// The client or the request could not be built.
     #[error("HTTP client: {0}")]
     Setup(String),
     /// The server refused for good.
@@ -67,34 +108,43 @@ pub enum ClientError {
         /// The last failure.
         last: String,
     },
-}
-
-/// A blocking client; requests run on a runtime of its own.
-pub struct ChatClient {
-    endpoint: Endpoint,
-    http: reqwest::Client,
-    runtime: tokio::runtime::Runtime,
+    /// One more attempt could cost more tokens than are left.
+    #[error("a request of up to {needed} tokens does not fit into the {left} that are left")]
+    Budget {
+        /// Tokens the attempt may cost.
+        needed: u64,
+        /// Tokens left.
+        left: u64,
+    },
+    /// The run is to stop.
+    #[error("stopped")]
+    Stopped,
 }
 
 enum Attempt {
-    Done(Completion),
-    Again(String, Option<Duration>),
+    Done(String),
+    Again { why: String, retry_after: Option<String> },
+}
+
+/// Waits, or until the flag is set.
+type Pause = Box<dyn Fn(Duration, &AtomicBool) + Send + Sync>;
+
+/// A blocking client.
+pub struct ChatClient {
+    endpoint: Endpoint,
+    http: Http,
+    stop: Arc<AtomicBool>,
+    pause: Pause,
 }
 
 impl ChatClient {
-    /// A client for `endpoint`.
-    pub fn new(endpoint: Endpoint) -> Result<Self, ClientError> {
-        // Fails only when a provider is installed already, which is as good.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let setup = |e: String| ClientError::Setup(e);
-        let http = reqwest::Client::builder()
-            .timeout(Duration::from_millis(endpoint.timeout_ms))
-            .redirect(reqwest::redirect::Policy::none())
-            .build()
-            .map_err(|e| setup(e.to_string()))?;
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| setup(e.to_string()))?;
-        Ok(ChatClient { endpoint, http, runtime })
+    /// A client for `endpoint` that gives up as soon as `stop` is set.
+    ///
+    /// # Errors
+    /// [`ClientError::Setup`].
+    pub fn new(endpoint: Endpoint, stop: Arc<AtomicBool>) -> Result<Self, ClientError> {
+        let http = Http::new(is_local(&endpoint.url)).map_err(|e| ClientError::Setup(e.to_string()))?;
+        Ok(ChatClient { endpoint, http, stop, pause: Box::new(pause) })
     }
 
     /// The model's name.
@@ -102,210 +152,161 @@ impl ChatClient {
         &self.endpoint.model
     }
 
-    /// Asks once, with retries. `messages` are (role, content).
-    pub fn complete(&self, messages: &[(&str, String)], seed: u64) -> Result<Completion, ClientError> {
-        let attempts = self.endpoint.retries + 1;
-        let mut last = String::new();
-        for attempt in 0..attempts {
-            match self.runtime.block_on(self.attempt(messages, seed))? {
-                Attempt::Done(answer) => return Ok(answer),
-                Attempt::Again(why, wait) => {
-                    last = why;
-                    if attempt + 1 < attempts {
-                        let wait = wait.unwrap_or(Duration::from_millis(250 << attempt.min(7))).min(MAX_WAIT);
-                        std::thread::sleep(wait);
-                    }
-                }
-            }
-        }
-        Err(ClientError::Exhausted { url: self.endpoint.url.clone(), attempts, last })
-    }
-
-    async fn attempt(&self, messages: &[(&str, String)], seed: u64) -> Result<Attempt, ClientError> {
-        let e = &self.endpoint;
-        let body = serde_json::json!({
-            "model": e.model,
-            "messages": messages.iter().map(|(role, content)| serde_json::json!({"role": role, "content": content})).collect::<Vec<_>>(),
-            "max_tokens": e.max_tokens,
+    /// The request of a conversation of (role, content).
+    pub fn request(&self, messages: &[(&str, String)], seed: u64) -> Request {
+        let value = json!({
+            "model": self.endpoint.model,
+            "messages": messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect::<Vec<_>>(),
+            "max_tokens": self.endpoint.max_tokens,
+            // Half of the servers read it as a signed 32-bit number.
             "seed": seed >> 33,
         });
-        let mut request = self.http.post(format!("{}/chat/completions", e.url.trim_end_matches('/'))).json(&body);
-        if let Ok(key) = std::env::var(&e.key_env)
-            && !key.is_empty()
-        {
-            request = request.bearer_auth(key);
+        let body = value.to_string();
+        let digest = blake3::hash(body.as_bytes()).to_hex().to_string();
+        Request { value, body, digest }
+    }
+
+    /// Sends a request, again where that may help. No attempt is made that could cost more than what is left of `allowance`
+    /// tokens.
+    ///
+    /// # Errors
+    /// [`ClientError`]. What was used up stands beside it either way.
+    pub fn ask(&self, request: &Request, allowance: Option<u64>) -> (Result<String, ClientError>, Usage) {
+        let mut usage = Usage::default();
+        let answer = self.try_all(request, allowance, &mut usage);
+        (answer, usage)
+    }
+
+    /// Whether sending a request once may fit into what is left.
+    ///
+    /// # Errors
+    /// [`ClientError::Budget`].
+    pub fn fits(&self, request: &Request, left: Option<u64>) -> Result<(), ClientError> {
+        let needed = request.reserve(self.endpoint.max_tokens);
+        match left.filter(|left| needed > *left) {
+            Some(left) => Err(ClientError::Budget { needed, left }),
+            None => Ok(()),
         }
-        let mut response = match request.send().await {
-            Ok(r) => r,
-            Err(e) => return Ok(Attempt::Again(describe(&e), None)),
-        };
-        let status = response.status().as_u16();
-        let wait = response
-            .headers()
-            .get("retry-after")
-            .and_then(|v| v.to_str().ok())
-            .and_then(|v| v.parse::<u64>().ok())
-            .map(Duration::from_secs);
-        let mut bytes = Vec::new();
-        loop {
-            match response.chunk().await {
-                Ok(Some(chunk)) if bytes.len() + chunk.len() > MAX_BODY => {
-                    return Ok(Attempt::Again(format!("the answer is longer than {MAX_BODY} bytes"), None));
+    }
+
+    fn try_all(&self, request: &Request, allowance: Option<u64>, usage: &mut Usage) -> Result<String, ClientError> {
+        let attempts = self.endpoint.retries.saturating_add(1);
+        for attempt in 0.. {
+            if self.stop.load(Ordering::SeqCst) {
+                return Err(ClientError::Stopped);
+            }
+            self.fits(request, allowance.map(|all| all.saturating_sub(usage.tokens())))?;
+            usage.attempts += 1;
+            match self.attempt(request, usage)? {
+                Attempt::Done(answer) => return Ok(answer),
+                Attempt::Again { why, .. } if usage.attempts >= attempts => {
+                    return Err(ClientError::Exhausted { url: self.shown_url(), attempts, last: why });
                 }
-                Ok(Some(chunk)) => bytes.extend_from_slice(&chunk),
-                Ok(None) => break,
-                Err(e) => return Ok(Attempt::Again(describe(&e), None)),
+                Attempt::Again { retry_after, .. } => {
+                    (self.pause)(retry::wait(attempt, retry_after.as_deref(), now_ms()), &self.stop);
+                }
             }
         }
-        let start: String = String::from_utf8_lossy(&bytes).chars().take(300).collect();
-        match status {
+        Err(ClientError::Stopped)
+    }
+
+    fn attempt(&self, request: &Request, usage: &mut Usage) -> Result<Attempt, ClientError> {
+        let key = std::env::var(&self.endpoint.key_env).ok().filter(|key| !key.is_empty());
+        let clean = |text: String| match &key {
+            Some(key) => text.replace(key.as_str(), "[key]"),
+            None => text,
+        };
+        let bounds = Bounds { deadline_ms: self.endpoint.timeout_ms, body_bytes: MAX_BODY };
+        let url = format!("{}/chat/completions", self.endpoint.url.trim_end_matches('/'));
+        let answer = match self.http.post(&url, &request.value, key.as_deref(), bounds) {
+            Ok(answer) => answer,
+            Err(HttpError::Setup(why)) => return Err(ClientError::Setup(why)),
+            Err(error) => {
+                // Whoever took the request may have worked on it.
+                if !matches!(error, HttpError::Connect(_)) {
+                    usage.estimated_tokens += request.reserve(self.endpoint.max_tokens);
+                }
+                return Ok(Attempt::Again { why: clean(error.to_string()), retry_after: None });
+            }
+        };
+        // Blotted out before it is cut: a part of a key is too much, too.
+        let start = || -> String {
+            clean(String::from_utf8_lossy(&answer.body).into_owned()).trim().chars().take(300).collect()
+        };
+        match answer.status {
             200 => {}
-            408 | 429 | 500..=599 => return Ok(Attempt::Again(format!("status {status}: {start}"), wait)),
-            _ => {
-                let hint = if matches!(status, 401 | 403) {
-                    format!(" (the key is read from the environment variable {})", e.key_env)
-                } else {
-                    String::new()
+            status @ (408 | 429 | 500..=599) => {
+                let why = format!("status {status}: {}", start());
+                return Ok(Attempt::Again { why, retry_after: answer.retry_after.clone() });
+            }
+            status => {
+                let hint = match status {
+                    401 | 403 => {
+                        format!(" (the key is read from the environment variable {})", self.endpoint.key_env)
+                    }
+                    _ => String::new(),
                 };
-                return Err(ClientError::Refused { url: e.url.clone(), status, body: start, hint });
+                return Err(ClientError::Refused { url: self.shown_url(), status, body: start(), hint });
             }
         }
-        let Ok(value) = serde_json::from_slice::<serde_json::Value>(&bytes) else {
-            return Ok(Attempt::Again(format!("not JSON: {start}"), None));
-        };
-        let Some(text) = value.pointer("/choices/0/message/content").and_then(|v| v.as_str()) else {
-            return Ok(Attempt::Again(format!("no choices[0].message.content in {start}"), None));
-        };
-        let count = |name: &str| value.pointer(&format!("/usage/{name}")).and_then(|v| v.as_u64()).unwrap_or(0);
-        Ok(Attempt::Done(Completion {
-            text: text.to_string(),
-            prompt_tokens: count("prompt_tokens"),
-            completion_tokens: count("completion_tokens"),
-        }))
+        Ok(match content(&answer, request, self.endpoint.max_tokens, usage) {
+            Ok(text) => Attempt::Done(clean(text)),
+            Err(why) => Attempt::Again { why: format!("{why}: {}", start()), retry_after: None },
+        })
+    }
+
+    /// The endpoint without what may be secret in its URL: a name and password before the host, and a query.
+    fn shown_url(&self) -> String {
+        let url = self.endpoint.url.split(['?', '#']).next().unwrap_or_default();
+        let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+        let (host, path) = rest.split_once('/').map_or((rest, String::new()), |(h, p)| (h, format!("/{p}")));
+        format!("{scheme}://{}{path}", host.rsplit('@').next().unwrap_or_default())
     }
 }
 
-fn describe(e: &reqwest::Error) -> String {
-    let kind = if e.is_timeout() {
-        "timed out"
-    } else if e.is_connect() {
-        "cannot connect"
-    } else {
-        "broke off"
-    };
-    format!("{kind}: {}", e.to_string().chars().take(300).collect::<String>())
+/// The message of an answer with status 200, or why it cannot be used; counts what it cost.
+fn content(answer: &Answer, request: &Request, max_tokens: u32, usage: &mut Usage) -> Result<String, &'static str> {
+    let value = serde_json::from_slice::<Value>(&answer.body).unwrap_or_default();
+    let text = value.pointer("/choices/0/message/content").and_then(Value::as_str);
+    let count = |name: &str| value.pointer(&format!("/usage/{name}")).and_then(Value::as_u64);
+    match (count("prompt_tokens"), count("completion_tokens"), text) {
+        (Some(prompt), Some(completion), _) => {
+            usage.prompt_tokens += prompt;
+            usage.completion_tokens += completion;
+        }
+        (_, _, Some(text)) => {
+            usage.estimated_tokens += estimated(request.body.len()) + estimated(text.len()).min(u64::from(max_tokens));
+        }
+        _ => usage.estimated_tokens += request.reserve(max_tokens),
+    }
+    if value.is_null() {
+        return Err("not JSON");
+    }
+    match value.pointer("/choices/0/finish_reason").and_then(Value::as_str) {
+        Some("length") => return Err("the answer was cut at its longest length (finish_reason length)"),
+        Some("content_filter") => return Err("the answer was cut by a filter (finish_reason content_filter)"),
+        _ => {}
+    }
+    text.map(str::to_owned).ok_or("no choices[0].message.content")
 }
 
-/// The first balanced JSON object or array in a text that may hold prose and code fences around it.
-pub fn first_json(text: &str) -> Option<serde_json::Value> {
-    for (start, c) in text.char_indices() {
-        if c != '{' && c != '[' {
-            continue;
-        }
-        let mut stream = serde_json::Deserializer::from_str(&text[start..]).into_iter::<serde_json::Value>();
-        if let Some(Ok(value)) = stream.next() {
-            return Some(value);
-        }
+/// Whether a URL leads to this machine.
+fn is_local(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let host = rest.split(['/', '?', '#']).next().unwrap_or_default().rsplit('@').next().unwrap_or_default();
+    let named = |name: &str| host == name || host.strip_prefix(name).is_some_and(|port| port.starts_with(':'));
+    named("localhost") || named("[::1]") || host.starts_with("127.")
+}
+
+fn pause(wait: Duration, stop: &AtomicBool) {
+    let mut left = wait;
+    while !left.is_zero() && !stop.load(Ordering::SeqCst) {
+        let part = left.min(STOP_EVERY);
+        std::thread::sleep(part);
+        left -= part;
     }
-    None
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::{Read, Write};
-    use std::net::TcpListener;
-
-    /// Serves one canned answer per connection on loopback and returns what was asked.
-    fn serve(answers: Vec<Vec<u8>>) -> (String, std::thread::JoinHandle<Vec<String>>) {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-        let url = format!("http://{}/v1", listener.local_addr().expect("addr"));
-        let handle = std::thread::spawn(move || {
-            let mut asked = Vec::new();
-            for answer in answers {
-                let (mut stream, _) = listener.accept().expect("accept");
-                let mut request = Vec::new();
-                let mut buffer = [0u8; 4096];
-                loop {
-                    let n = stream.read(&mut buffer).expect("read");
-                    request.extend_from_slice(&buffer[..n]);
-                    let text = String::from_utf8_lossy(&request).to_string();
-                    if let Some((head, body)) = text.split_once("\r\n\r\n") {
-                        let length = head
-                            .lines()
-                            .find_map(|l| l.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_string))
-                            .and_then(|v| v.parse::<usize>().ok())
-                            .unwrap_or(0);
-                        if body.len() >= length {
-                            break;
-                        }
-                    }
-                    if n == 0 {
-                        break;
-                    }
-                }
-                asked.push(String::from_utf8_lossy(&request).to_string());
-                stream.write_all(&answer).expect("write");
-            }
-            asked
-        });
-        (url, handle)
-    }
-
-    fn http(status: &str, extra: &str, body: &str) -> Vec<u8> {
-        format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{extra}\r\n{body}", body.len())
-            .into_bytes()
-    }
-
-    fn client(url: String, key_env: &str, retries: u32) -> ChatClient {
-        ChatClient::new(Endpoint {
-            url,
-            model: "m".into(),
-            key_env: key_env.into(),
-            timeout_ms: 2000,
-            retries,
-            max_tokens: 16,
-        })
-        .expect("client")
-    }
-
-    const GOOD: &str =
-        r#"{"choices":[{"message":{"content":"hello"}}],"usage":{"prompt_tokens":3,"completion_tokens":1}}"#;
-
-    #[test]
-    fn faults_are_retried_and_the_answer_is_counted() {
-        let (url, server) = serve(vec![
-            http("503 Service Unavailable", "retry-after: 0\r\n", "busy"),
-            http("200 OK", "retry-after: 0\r\n", "not json"),
-            b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"cho".to_vec(),
-            http("200 OK", "", GOOD),
-        ]);
-        let answer = client(url, "COEVOLVE_NO_SUCH_KEY", 3).complete(&[("user", "hi".into())], 1).expect("answer");
-        assert_eq!(answer, Completion { text: "hello".into(), prompt_tokens: 3, completion_tokens: 1 });
-        let asked = server.join().expect("server");
-        assert_eq!(asked.len(), 4);
-        assert!(asked[3].contains("/v1/chat/completions") && asked[3].contains("\"hi\""));
-        assert!(!asked[3].to_lowercase().contains("authorization"));
-    }
-
-    #[test]
-    fn refusals_are_final_and_name_the_variable() {
-        let (url, server) = serve(vec![http("401 Unauthorized", "", "no")]);
-        let error = client(url, "SOME_KEY", 3).complete(&[("user", "hi".into())], 1).expect_err("refused");
-        assert!(error.to_string().contains("SOME_KEY"), "{error}");
-        assert_eq!(server.join().expect("server").len(), 1);
-    }
-
-    #[test]
-    fn a_dead_endpoint_is_an_error() {
-        let error = client("http://127.0.0.1:9/v1".into(), "K", 1).complete(&[], 1).expect_err("dead");
-        assert!(matches!(error, ClientError::Exhausted { attempts: 2, .. }), "{error}");
-    }
-
-    #[test]
-    fn json_is_found_in_prose() {
-        assert_eq!(first_json("Sure! ```json\n{\"a\": [1]}\n``` {\"b\":2}"), Some(serde_json::json!({"a": [1]})));
-        assert_eq!(first_json("{broken [1, 2] }"), Some(serde_json::json!([1, 2])));
-        assert_eq!(first_json("none"), None);
-    }
-}
+#[path = "client_tests.rs"]
+pub(super) mod tests;

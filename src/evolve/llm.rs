@@ -1,40 +1,25 @@
 //! The LLM explorer: the same reflect, explore, abstract, judge asked of any OpenAI-compatible endpoint.
 //!
-//! Every answer is read leniently (the first JSON value in it) and used strictly: unknown tools, empty
-//! queries and solutions that are too short are dropped, not repaired.
+//! Every answer is read leniently (the first JSON value in it that has the role's shape, see [`super::shape`]) and used
+//! strictly: an answer without one is asked for again with the fault named, and unknown tools, empty queries and
+//! solutions that are too short are dropped, not repaired.
 
-use super::client::{ChatClient, Endpoint, first_json};
+use super::asking::Asker;
+use super::shape::Role;
 use super::{Context, ExploreError, Explorer, Intent, guidance, task_id};
 use crate::decide::admission::Belonging;
 use crate::env::{Executed, ToolDef};
 use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// See the module's documentation.
-pub struct Llm {
-    client: ChatClient,
-    prompt_tokens: AtomicU64,
-    completion_tokens: AtomicU64,
-}
+pub struct Llm(Asker);
 
 impl Llm {
-    /// An explorer that asks `endpoint`.
-    pub fn new(endpoint: Endpoint) -> Result<Self, ExploreError> {
-        let client = ChatClient::new(endpoint).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
-        Ok(Llm { client, prompt_tokens: AtomicU64::new(0), completion_tokens: AtomicU64::new(0) })
-    }
-
-    fn ask(&self, system: &str, user: &Value, seed: u64) -> Result<Value, ExploreError> {
-        let messages = [("system", system.to_string()), ("user", user.to_string())];
-        let answer = self.client.complete(&messages, seed).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
-        self.prompt_tokens.fetch_add(answer.prompt_tokens, Ordering::Relaxed);
-        self.completion_tokens.fetch_add(answer.completion_tokens, Ordering::Relaxed);
-        first_json(&answer.text).ok_or_else(|| {
-            let start: String = answer.text.chars().take(200).collect();
-            ExploreError::Endpoint(format!("the answer holds no JSON: {start}"))
-        })
+    /// An explorer that asks through `asker`.
+    pub fn new(asker: Asker) -> Self {
+        Llm(asker)
     }
 }
 
@@ -63,12 +48,12 @@ fn evidence(context: &Context) -> Value {
 
 impl Explorer for Llm {
     fn author(&self) -> &str {
-        self.client.model()
+        self.0.model()
     }
 
     fn reflect(&self, context: &Context) -> Result<ReflectionWritten, ExploreError> {
         let seed = draw(context.seed, "llm reflect", &[&context.spec.id]).bits();
-        let answer = self.ask(REFLECT, &evidence(context), seed)?;
+        let answer = self.0.ask(Role::Reflect, &context.spec.id, REFLECT, &evidence(context), seed)?;
         Ok(ReflectionWritten {
             context: context.spec.id.clone(),
             author: self.author().into(),
@@ -101,7 +86,7 @@ impl Explorer for Llm {
             "steps_left": context.bounds.steps as usize - so_far.len(),
             "steps": so_far.iter().map(|s| json!({"call": s.call, "observation": s.observation})).collect::<Vec<_>>(),
         });
-        let answer = self.ask(EXPLORE, &user, seed)?;
+        let answer = self.0.ask(Role::Explore, &context.spec.id, EXPLORE, &user, seed)?;
         let name = text(&answer, "tool");
         if answer.get("stop") == Some(&Value::Bool(true)) || name.is_empty() {
             return Ok(None);
@@ -134,7 +119,7 @@ impl Explorer for Llm {
                 "steps": mine.iter().map(|s| json!({"round": s.round, "step": s.step, "call": s.call, "observation": s.observation})).collect::<Vec<_>>(),
             });
             let seed = draw(context.seed, "llm abstract", &[&context.spec.id, &round.to_string()]).bits();
-            let answer = self.ask(ABSTRACT, &user, seed)?;
+            let answer = self.0.ask(Role::Abstract, &context.spec.id, ABSTRACT, &user, seed)?;
             for item in answer.as_array().cloned().unwrap_or_else(|| vec![answer]) {
                 let solution: Vec<ToolCall> = item
                     .get("solution")
@@ -196,7 +181,8 @@ impl Explorer for Llm {
                 json!({"query": t.query, "answer": t.answer, "executed": calls})
             })
             .collect();
-        let answer = self.ask(JUDGE, &json!({ "turns": turns }), draw(0, "llm judge", &[&draft.draft]).bits())?;
+        let seed = draw(0, "llm judge", &[&draft.draft]).bits();
+        let answer = self.0.ask(Role::Judge, &draft.draft, JUDGE, &json!({ "turns": turns }), seed)?;
         let belongs = answer.get("belongs").and_then(Value::as_bool);
         Ok(Belonging {
             // The same endpoint may judge, but in a conversation that never saw how the draft came about.
@@ -208,9 +194,5 @@ impl Explorer for Llm {
                 None => "the judge did not answer the question".into(),
             },
         })
-    }
-
-    fn take_usage(&self) -> (u64, u64) {
-        (self.prompt_tokens.swap(0, Ordering::Relaxed), self.completion_tokens.swap(0, Ordering::Relaxed))
     }
 }

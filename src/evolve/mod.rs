@@ -4,11 +4,14 @@
 //! (reflection, exploration step, draft, verdict) is logged when it is known and looked up before it is
 //! done: a round that was killed takes up where it stopped, without asking an LLM twice.
 
+pub mod asking;
 pub mod client;
 pub mod judged;
 pub mod llm;
 pub mod policy;
 pub mod procedural;
+pub mod retry;
+pub mod shape;
 pub mod validate;
 
 use crate::decide::admission::Belonging;
@@ -17,6 +20,7 @@ use crate::event::{
     Action, ContextSpec, DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutFinished, SignalKind, TaskSpec,
     ToolCall,
 };
+use std::path::PathBuf;
 
 /// What an explorer may look at in one context.
 #[derive(Debug, Clone)]
@@ -94,9 +98,51 @@ pub enum ExploreError {
         /// Why.
         message: String,
     },
-    /// An endpoint failed or answered something unusable after all retries.
+    /// An endpoint failed after all retries.
     #[error("explorer endpoint: {0}")]
     Endpoint(String),
+    /// An endpoint answered, and each time something that cannot be used.
+    #[error("explorer endpoint: no usable answer to `{role}` in {asked} askings (evolve.llm_reasks); last: {fault}")]
+    Unusable {
+        /// What it was asked to do.
+        role: &'static str,
+        /// Answers it gave.
+        asked: u32,
+        /// What is wrong with the last one.
+        fault: String,
+    },
+    /// One more request may pass the token budget.
+    #[error(
+        "the token budget is used up: {spent} of {budget} tokens (evolve.llm_budget_tokens) are spent and the next request may take {needed}"
+    )]
+    Budget {
+        /// Tokens spent in the run so far.
+        spent: u64,
+        /// Tokens the request may take.
+        needed: u64,
+        /// The budget.
+        budget: u64,
+    },
+    /// The recorded run never asked this.
+    #[error(
+        "{folder} (evolve.llm_replay) holds no answer to request {request} ({role}, {about}): this run asks what the recorded one did not"
+    )]
+    NotRecorded {
+        /// The recorded run.
+        folder: PathBuf,
+        /// What is asked.
+        role: &'static str,
+        /// Context or draft id.
+        about: String,
+        /// Digest of the request, hex.
+        request: String,
+    },
+    /// The answer could not be recorded.
+    #[error("recording an answer: {0}")]
+    Unrecorded(String),
+    /// The run is to stop.
+    #[error("stopped")]
+    Stopped,
 }
 
 /// Who reflects, explores and abstracts. Methods are pure functions of their arguments for the procedural
@@ -126,10 +172,6 @@ pub trait Explorer: Send + Sync {
     ) -> Result<Vec<DraftProposed>, ExploreError>;
     /// Check (d): do query and solution belong together? Answered by something that did not write them.
     fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<Belonging, ExploreError>;
-    /// Tokens (sent, received) of external LLMs since the last call.
-    fn take_usage(&self) -> (u64, u64) {
-        (0, 0)
-    }
 }
 
 /// Where the round's facts go to and come from. The run implements it over the log.

@@ -42,7 +42,7 @@ pub use places::{Places, StepPlace};
 pub use recorded::{Recorded, RecordedRound, RecordedStep};
 pub use references::References;
 pub use state::{Logged, State, as_of};
-pub use times::StageTimes;
+pub use times::{LlmTotals, StageTimes};
 
 /// Everything that decides what a log folds to.
 const SOURCES: &[(&str, &str)] = &[

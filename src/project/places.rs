@@ -118,6 +118,7 @@ impl Places {
             | EventRef::RunFinished(_)
             | EventRef::RunResumed(_)
             | EventRef::FailureNoted(_)
+            | EventRef::LlmAsked(_)
             | EventRef::BranchCreated(_)
             | EventRef::BranchUndone(_)
             | EventRef::BranchDeleted(_)

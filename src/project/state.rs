@@ -377,6 +377,7 @@ impl State {
             EventRef::CheckpointSaved(_)
             | EventRef::RunResumed(_)
             | EventRef::FailureNoted(_)
+            | EventRef::LlmAsked(_)
             | EventRef::BranchCreated(_)
             | EventRef::BranchUndone(_)
             | EventRef::BranchDeleted(_)

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::series::Series;
 use crate::event::view::{EventRef, View};
-use crate::event::{Kind, Meta};
+use crate::event::{ArchivedLlmAsked, Kind, Meta};
 
 /// Work of one kind of event.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,40 @@ pub struct KindTime {
     pub llm_prompt_tokens: u64,
     /// Tokens received from external LLMs.
     pub llm_completion_tokens: u64,
+}
+
+/// What asking external LLMs came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LlmTotals {
+    /// Questions, attempts at the same one counted once.
+    pub asked: u64,
+    /// Those that were answered.
+    pub answered: u64,
+    /// Tokens sent, as the servers count them.
+    pub prompt_tokens: u64,
+    /// Tokens received, as the servers count them.
+    pub completion_tokens: u64,
+    /// Tokens that nobody has counted, estimated from above.
+    pub estimated_tokens: u64,
+    /// Cost of the counted tokens, millionths of the prices' currency.
+    pub cost_micros: u64,
+}
+
+impl LlmTotals {
+    /// Tokens that count against `evolve.llm_budget_tokens`.
+    pub fn tokens(&self) -> u64 {
+        self.prompt_tokens.saturating_add(self.completion_tokens).saturating_add(self.estimated_tokens)
+    }
+
+    fn add(&mut self, e: &ArchivedLlmAsked) {
+        let plus = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        plus(&mut self.asked, 1);
+        plus(&mut self.answered, u64::from(e.answer.is_some()));
+        plus(&mut self.prompt_tokens, e.prompt_tokens.to_native());
+        plus(&mut self.completion_tokens, e.completion_tokens.to_native());
+        plus(&mut self.estimated_tokens, e.estimated_tokens.to_native());
+        plus(&mut self.cost_micros, e.cost_micros.to_native());
+    }
 }
 
 /// Durations and cost.
@@ -38,6 +72,8 @@ pub struct StageTimes {
     pub resumes: u64,
     /// Failures that were survived.
     pub failures: u64,
+    /// External LLMs.
+    pub llm: LlmTotals,
 }
 
 impl StageTimes {
@@ -63,6 +99,7 @@ impl StageTimes {
             }
             EventRef::RunResumed(_) => self.resumes += 1,
             EventRef::FailureNoted(_) => self.failures += 1,
+            EventRef::LlmAsked(e) => self.llm.add(e),
             _ => {}
         }
     }

@@ -1,5 +1,6 @@
 //! One evolution round over the log: contexts, exploration, drafts, validation, admission.
 
+use super::answers;
 use super::ledger::Ledger;
 use super::policy;
 use super::{Observer, Progress, Run, RunError};
@@ -10,17 +11,20 @@ use crate::event::{
     FailureNoted, Origin, ReflectionWritten, TaskAdmitted,
 };
 use crate::evolve::validate::validate;
-use crate::evolve::{Bounds, Context, Explorer, Notebook, work_context};
+use crate::evolve::{Bounds, Context, ExploreError, Notebook, work_context};
 use crate::world::Stopwatch;
 use std::collections::BTreeMap;
 
 /// Reason of a draft whose validation could not run, e.g. because no worker or judge answered.
 const UNVALIDATED: &str = "unvalidated";
+/// The same for a person.
+const UNVALIDATED_WHY: &str = "validation could not run; a failure event says why";
+/// And where the reason is the token budget; whoever takes the round up knows by it that nothing more is asked.
+const SPENT_UP: &str = "the token budget is used up; a failure event says when";
 
 /// The log as the explorer's notebook.
 struct Pages<'a> {
     ledger: &'a mut Ledger,
-    explorer: &'a dyn Explorer,
     failed: Option<RunError>,
     since: Stopwatch,
 }
@@ -61,7 +65,7 @@ impl Notebook for Pages<'_> {
     fn record(&mut self, event: Event) {
         let spent = self.since.micros();
         self.since = Stopwatch::start();
-        if let Err(error) = self.ledger.record_asked(event, spent, self.explorer.take_usage()) {
+        if let Err(error) = self.ledger.record(event, spent) {
             self.failed.get_or_insert(error);
         }
     }
@@ -84,35 +88,36 @@ impl Run {
                 started
             }
         };
-        let explorer = policy::explorer(&self.settings, &self.env, self.trainee.as_ref())?;
+        let book = answers::book(&self.ledger, round, self.recording.clone())?;
+        let explorer = policy::explorer(&self.settings, &self.env, self.trainee.as_ref(), &self.stop, book)?;
         let config = admission(&self.settings);
         let mut known = self.known_tasks();
         let (mut drafts, mut admitted) = (0, 0);
         let mut joined: BTreeMap<String, String> = BTreeMap::new();
         let goal = if round == 0 { self.settings.env.seed_tasks } else { u32::MAX };
         let of = started.contexts.len();
+        // The token budget of external LLMs is used up: said once, and the round ends.
+        let mut spent_up = false;
         for (index, spec) in started.contexts.into_iter().enumerate() {
             observer.progress(Progress::Evolving { done: index, of });
-            if admitted >= goal {
+            if admitted >= goal || spent_up {
                 break;
             }
             if self.stop.load(std::sync::atomic::Ordering::SeqCst) {
-                return Err(crate::pipeline::PipelineError::Agent(crate::agent::AgentError::Stopped).into());
+                return Err(stopped());
             }
             let context = self.context(spec)?;
-            let mut pages = Pages {
-                ledger: &mut self.ledger,
-                explorer: explorer.as_ref(),
-                failed: None,
-                since: Stopwatch::start(),
-            };
+            let mut pages = Pages { ledger: &mut self.ledger, failed: None, since: Stopwatch::start() };
             let worked = work_context(self.env.as_ref(), explorer.as_ref(), &context, &mut pages);
             if let Some(error) = pages.failed {
                 return Err(error);
             }
             let proposed = match worked {
                 Ok(drafts) => drafts,
+                // Nothing was given up: whoever resumes goes on here.
+                Err(ExploreError::Stopped) => return Err(stopped()),
                 Err(error) => {
+                    spent_up = matches!(error, ExploreError::Budget { .. });
                     self.give_up(&context.spec.id, &error.to_string(), observer)?;
                     continue;
                 }
@@ -123,24 +128,31 @@ impl Run {
                     self.reject(&draft, "cap", "D_0 is complete")?;
                     continue;
                 }
-                if self.recorded_rejection(&draft.draft).is_some_and(|r| r.reason == UNVALIDATED) {
+                if let Some(given_up) = self.recorded_rejection(&draft.draft).filter(|r| r.reason == UNVALIDATED) {
                     // Taken up after a kill: what was given up stays so.
+                    spent_up |= given_up.detail == SPENT_UP;
                     continue;
                 }
                 let verdict = match self.recorded_verdict(&draft.draft) {
                     Some(verdict) => verdict,
+                    None if spent_up => {
+                        self.reject(&draft, UNVALIDATED, SPENT_UP)?;
+                        continue;
+                    }
                     None => {
                         let since = Stopwatch::start();
                         let seed = self.settings.run.seed;
                         match validate(&self.env, explorer.as_ref(), &draft, seed, &config, &known) {
                             Ok(verdict) => {
-                                let tokens = explorer.take_usage();
-                                self.ledger.record_asked(verdict.clone(), since.micros(), tokens)?;
+                                self.ledger.record(verdict.clone(), since.micros())?;
                                 verdict
                             }
+                            Err(ExploreError::Stopped) => return Err(stopped()),
                             Err(error) => {
+                                spent_up = matches!(error, ExploreError::Budget { .. });
                                 self.give_up(&draft.draft, &error.to_string(), observer)?;
-                                self.reject(&draft, UNVALIDATED, "validation could not run; a failure event says why")?;
+                                let why = if spent_up { SPENT_UP } else { UNVALIDATED_WHY };
+                                self.reject(&draft, UNVALIDATED, why)?;
                                 continue;
                             }
                         }
@@ -234,6 +246,10 @@ impl Run {
         observer.progress(Progress::Note(message.clone()));
         self.ledger.note(FailureNoted { stage: "explorer".into(), message })
     }
+}
+
+fn stopped() -> RunError {
+    crate::pipeline::PipelineError::Agent(crate::agent::AgentError::Stopped).into()
 }
 
 fn admission(settings: &crate::config::Settings) -> AdmissionConfig {

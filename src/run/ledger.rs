@@ -1,12 +1,14 @@
 //! The log as the loop sees it: record facts once, fold only what is durable.
 
 use super::RunError;
+use super::answers::answers;
 use super::policy::{Trainee, Update};
 use crate::config;
 use crate::decide::refill::used;
 use crate::event::digest::{Digest, FactKey, FactsDigest, content_hash, fact_key, key_bytes};
 use crate::event::view::View;
 use crate::event::{Event, GradientStepTaken, Kind, Meta, RolloutFinished, RolloutKey, RunStarted, codec};
+use crate::evolve::asking::{Keep, Told};
 use crate::log::{
     BranchId, Collect, Error as LogError, EventStore, Log, MAIN, Options, Reader, Subscription, Swept, snapshot,
 };
@@ -14,10 +16,11 @@ use crate::project::{State, fold_version};
 use crate::world::{Stopwatch, now_ms};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 
 /// A log opened for writing, with the state that its durable events fold to.
 pub(super) struct Ledger {
-    log: Log,
+    log: Arc<Log>,
     inbox: Subscription,
     state: State,
     facts: FactsDigest,
@@ -59,7 +62,7 @@ impl Ledger {
             }
             facts.add_view(&view).map_err(LogError::from)
         })?;
-        Ok(Ledger { inbox, state, facts, open, log })
+        Ok(Ledger { inbox, state, facts, open, log: Arc::new(log) })
     }
 
     /// Takes in an event that became durable.
@@ -110,18 +113,7 @@ impl Ledger {
     /// # Errors
     /// [`RunError::Diverged`] when a fact with the same coordinates but another content is recorded.
     pub(super) fn record(&mut self, event: impl Into<Event>, duration_us: u64) -> Result<(), RunError> {
-        self.record_asked(event, duration_us, (0, 0))
-    }
-
-    /// The same for work that asked an external LLM: `tokens` are those sent and received.
-    pub(super) fn record_asked(
-        &mut self,
-        event: impl Into<Event>,
-        duration_us: u64,
-        tokens: (u64, u64),
-    ) -> Result<(), RunError> {
-        let event = event.into();
-        let meta = Meta { llm_prompt_tokens: tokens.0, llm_completion_tokens: tokens.1, ..meta(duration_us) };
+        let (event, meta) = (event.into(), meta(duration_us));
         let (mut key, facts) = (Vec::new(), serialised(&event)?);
         let view = View::access(event.kind(), &facts).map_err(|e| RunError::internal("a fact", e))?;
         if !key_bytes(&view, &mut key) {
@@ -145,6 +137,27 @@ impl Ledger {
     /// Appends an event that is no fact.
     pub(super) fn note(&mut self, event: impl Into<Event>) -> Result<(), RunError> {
         self.append(event.into(), meta(0))
+    }
+
+    /// Records answers of LLMs, durable on return. They are folded at the next [`Ledger::settle`].
+    pub(super) fn scribe(&self) -> Keep {
+        let log = self.log.clone();
+        Box::new(move |asked, duration_us| {
+            // Nothing was sent for an answer that another run recorded.
+            let tokens = |n: u64| if asked.attempts > 0 { n } else { 0 };
+            let meta = Meta {
+                llm_prompt_tokens: tokens(asked.prompt_tokens),
+                llm_completion_tokens: tokens(asked.completion_tokens),
+                ..meta(duration_us)
+            };
+            // The barrier does not wait for others to join the commit.
+            log.append(asked.into(), meta).and_then(|_| log.barrier()).map(drop).map_err(|e| e.to_string())
+        })
+    }
+
+    /// Answers of LLMs since event `from`, by digest of the request.
+    pub(super) fn answers(&self, from: u64) -> Result<BTreeMap<String, Told>, RunError> {
+        Ok(answers(self.log.reader(), self.log.branch(), from, self.log.head())?)
     }
 
     fn append(&mut self, event: Event, meta: Meta) -> Result<(), RunError> {

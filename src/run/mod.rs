@@ -5,6 +5,7 @@
 //! done, with the same draws. The learner is rebuilt from the nearest checkpoint by recomputing the logged
 //! gradient steps.
 
+mod answers;
 mod checkpoints;
 mod clock;
 mod error;
@@ -36,6 +37,7 @@ use crate::event::{
     BatchPlanned, CheckpointSaved, Origin, PolicyPublished, RunFinished, RunResumed, RunStarted, SignalRaised,
     StepFinished, TaskAdmitted, TaskSpec,
 };
+use crate::evolve::asking::Recording;
 use crate::world::Stopwatch;
 use checkpoints::SUPERSEDED;
 use ledger::Ledger;
@@ -55,6 +57,8 @@ pub struct Run {
     stop: Arc<AtomicBool>,
     /// Tasks of the evaluation splits, loaded once.
     held_out: Vec<(String, Vec<TaskSpec>)>,
+    /// The run that answers for external LLMs, if one does.
+    recording: Option<Arc<Recording>>,
 }
 
 impl Run {
@@ -77,11 +81,12 @@ impl Run {
             env.tasks(&settings.env.split, settings.run.seed, 1)?;
         }
         if settings.evolve.mode != "off" || settings.evolve.initial == "explore" {
-            policy::explorer(&settings, &env, trainee.as_ref())?;
+            policy::explorer(&settings, &env, trainee.as_ref(), &stop, answers::no_book())?;
         }
+        let recording = answers::recording(&settings)?;
         setup::write_plan(dir, &settings)?;
         let ledger = Ledger::create(dir, started, &settings.log)?;
-        Ok(Run::assemble(dir, settings, ledger, env, trainee, held_out, stop))
+        Ok(Run { recording, ..Run::assemble(dir, settings, ledger, env, trainee, held_out, stop) })
     }
 
     /// Takes up the run in `dir`. With nothing in it but what a kill before the first event leaves, this is
@@ -106,7 +111,8 @@ impl Run {
             return Err(RunError::Changed { what: "the initial policy", recorded: info.policy_digest, found });
         }
         let held_out = held_out(&settings, env.as_ref())?;
-        let mut run = Run::assemble(dir, settings, ledger, env, trainee, held_out, stop);
+        let recording = answers::recording(&settings)?;
+        let mut run = Run { recording, ..Run::assemble(dir, settings, ledger, env, trainee, held_out, stop) };
         if !run.ledger.state().recorded.run_finished {
             ledger::Past::read(dir)?.restore(dir, run.trainee.as_mut())?;
             let step = run.next_step();
@@ -143,7 +149,17 @@ impl Run {
         held_out: Vec<(String, Vec<TaskSpec>)>,
         stop: Arc<AtomicBool>,
     ) -> Run {
-        Run { dir: dir.to_path_buf(), settings, ledger, env, trainee, clock: Clock::start(), stop, held_out }
+        Run {
+            dir: dir.to_path_buf(),
+            settings,
+            ledger,
+            env,
+            trainee,
+            clock: Clock::start(),
+            stop,
+            held_out,
+            recording: None,
+        }
     }
 
     /// The settings of the run.

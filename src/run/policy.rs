@@ -13,6 +13,7 @@ use crate::decide::advantage::{AdvantageConfig, Member, advantages};
 use crate::env::{Environment, Role};
 use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped};
 use crate::evolve::Explorer;
+use crate::evolve::asking::{Asker, Book, Terms};
 use crate::evolve::client::Endpoint;
 use crate::evolve::llm::Llm;
 use crate::evolve::procedural::Procedural;
@@ -22,6 +23,7 @@ use crate::model::{Decoder, LoraConfig, LoraParams, LoraTarget, ModelConfig, Par
 use crate::world::draw;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Tasks looked through for worked examples.
 const MAX_EXAMPLE_TASKS: usize = 200;
@@ -66,17 +68,28 @@ pub fn explorer(
     settings: &Settings,
     env: &Arc<dyn Environment>,
     trainee: &dyn Trainee,
+    stop: &Arc<AtomicBool>,
+    book: Book,
 ) -> Result<Box<dyn Explorer>, RunError> {
     let e = &settings.evolve;
     Ok(match e.explorer.as_str() {
-        "llm" => Box::new(Llm::new(Endpoint {
-            url: e.llm_url.clone(),
-            model: e.llm_model.clone(),
-            key_env: e.llm_key_env.clone(),
-            timeout_ms: e.llm_timeout_ms,
-            retries: e.llm_retries,
-            max_tokens: e.llm_max_tokens,
-        })?),
+        "llm" => {
+            let endpoint = Endpoint {
+                url: e.llm_url.clone(),
+                model: e.llm_model.clone(),
+                key_env: e.llm_key_env.clone(),
+                timeout_ms: e.llm_timeout_ms,
+                retries: e.llm_retries,
+                max_tokens: e.llm_max_tokens,
+            };
+            let terms = Terms {
+                reasks: e.llm_reasks,
+                budget_tokens: e.llm_budget_tokens,
+                price_prompt: e.llm_price_prompt,
+                price_completion: e.llm_price_completion,
+            };
+            Box::new(Llm::new(Asker::new(endpoint, terms, book, stop.clone())?))
+        }
         "policy" => Box::new(crate::evolve::policy::PolicyExplorer::new(
             env.clone(),
             trainee.agent()?,

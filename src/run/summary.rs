@@ -4,7 +4,7 @@ use super::{RunError, Seconds};
 use crate::agent::PlayStats;
 use crate::event::Origin;
 use crate::pipeline::LatencyRow;
-use crate::project::State;
+use crate::project::{LlmTotals, State};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -53,6 +53,8 @@ pub struct Summary {
     pub weights_hash: Option<String>,
     /// Failures noted: environments that did not answer, contexts and drafts that were given up.
     pub failures: u64,
+    /// What asking external LLMs came to in the whole run; zero without them.
+    pub llm: LlmTotals,
     /// Contradictions the fold has seen; a correct run has none.
     pub anomalies: u64,
 }
@@ -123,6 +125,7 @@ pub fn summarise(dir: &Path, state: &State, facts_digest: String, events: u64) -
         facts_digest,
         weights_hash: state.ledger.current().map(|(_, v)| v.weights_hash.to_string()),
         failures: state.times.failures,
+        llm: state.times.llm,
         anomalies: state.anomaly_count,
     })
 }

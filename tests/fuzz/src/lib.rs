@@ -11,7 +11,7 @@ use coevolve::config::{Layer, load};
 use coevolve::decide::check_signals::check_signals;
 use coevolve::event::json::{Json, canonical_json};
 use coevolve::event::{Kind, codec, frame};
-use coevolve::evolve::client::first_json;
+use coevolve::evolve::shape::values;
 use coevolve::learner::check_loss::check_loss;
 use coevolve::log::{Options, import, parsers, verify};
 use serde_json::Value;
@@ -307,7 +307,7 @@ pub fn chat_json(bytes: &[u8]) -> Outcome {
     if let Ok((value, len)) = Json::parse_prefix(&text) {
         assert_eq!(Json::parse(&text[..len]), Ok(value));
     }
-    let Some(value) = first_json(&text) else { return Refused };
+    let Some(value) = values(&text).into_iter().next() else { return Refused };
     assert!(value.is_object() || value.is_array());
     let written = canonical_json(&value);
     let again: Value = serde_json::from_str(&written).expect("canonical JSON is JSON");
