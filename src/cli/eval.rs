@@ -4,6 +4,7 @@ use super::output::{Failure, json, line, percent};
 use clap::Args;
 use coevolve::agent::{Agent, EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
 use coevolve::config::{Layer, Settings, load};
+use coevolve::env::Figure;
 use coevolve::run::{Run, evaluate_split, limits, open_environment, play_plan, policy};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
@@ -33,7 +34,7 @@ pub struct Eval {
     /// One setting on top; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "dir")]
     set: Vec<String>,
-    /// Print one JSON line: split, passed, scored, total, score.
+    /// Print one JSON line: split, passed, scored, total, score, and figures the environment adds.
     #[arg(long)]
     json: bool,
 }
@@ -45,6 +46,9 @@ struct Outcome {
     scored: usize,
     total: usize,
     score: f64,
+    /// What the environment counts beside the score.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    figures: Vec<Figure>,
 }
 
 impl Eval {
@@ -90,6 +94,7 @@ impl Eval {
             total: results.len(),
             // An empty sum is -0.
             score: scores.iter().sum::<f64>().abs() / results.len().max(1) as f64,
+            figures: env.figures(),
         };
         let scored = match (outcome.scored, outcome.total) {
             (0, n) if n > 0 => Err(Failure::failed(format!("none of {n} episodes could be scored: this says nothing"))),
@@ -114,6 +119,9 @@ impl Eval {
             outcome.scored,
             outcome.score
         ))?;
+        for figure in &outcome.figures {
+            line(format!("  {}: {} of {}", figure.name, figure.count, figure.of))?;
+        }
         scored
     }
 }

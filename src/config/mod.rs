@@ -61,6 +61,7 @@ settings! {
         workers: u32 = 1, "threads; 0 = in the sampler's thread", "Environment worker threads.";
         max_steps: u32 = 30, "environment steps", "Steps an episode may take; running over is a failure.";
         partial_credit: bool = false, "true | false", "BFCL: the share of turns passed instead of 0 or 1.";
+        bfcl_version: String = "v3".into(), "v3 | v4", "BFCL: which release of the multi-turn categories is played.";
         deadline_ms: u64 = 20000, "milliseconds", "An environment worker that has not answered by then is killed and its episode is unscored.";
     }
     /// The policy to train.

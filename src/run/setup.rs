@@ -40,7 +40,8 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
     Ok(match e.name.as_str() {
         "bfcl" => {
             let bounds = Bounds { step_ms: e.deadline_ms, ..Bounds::default() };
-            let options = BfclOptions { partial: e.partial_credit, bounds, ..BfclOptions::default() };
+            let version = word("env.bfcl_version", &e.bfcl_version)?;
+            let options = BfclOptions { version, partial: e.partial_credit, bounds, ..BfclOptions::default() };
             Arc::new(Bfcl::open(&installed("bfcl"), options)?)
         }
         _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
