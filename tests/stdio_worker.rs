@@ -79,10 +79,11 @@ fn every_fault_is_an_error_and_hurts_nobody_else() {
     let deadline: Check = |e| matches!(e, EnvError::Deadline { after_ms: 1_500, op, .. } if op == "end_turn");
     let protocol: Check = |e| matches!(e, EnvError::Protocol { .. });
     let died: Check = |e| matches!(e, EnvError::Died { .. });
-    let faults: [(&str, Check); 14] = [
+    let faults: [(&str, Check); 16] = [
         ("hang", deadline),
         ("hang ignoring TERM", deadline),
         ("hang with a child", deadline),
+        ("answer late", deadline),
         ("die", |e| {
             matches!(e, EnvError::Died { detail, .. } if detail.contains("exit status: 7")
                 && detail.contains("the disk is on fire"))
@@ -92,6 +93,7 @@ fn every_fault_is_an_error_and_hurts_nobody_else() {
         ("half a line", died),
         ("garbage", |e| matches!(e, EnvError::Protocol { detail, .. } if detail.contains("oh no"))),
         ("not an object", protocol),
+        ("deep JSON", |e| matches!(e, EnvError::Protocol { detail, .. } if detail.contains("recursion"))),
         ("wrong rid", protocol),
         ("no rid", protocol),
         ("missing field", protocol),
@@ -153,6 +155,80 @@ fn a_refusal_leaves_the_worker_alone_and_a_double_answer_is_noticed() {
     let pid = reset(&mut session);
     session.end_turn("answer twice").expect("first answer");
     assert_ne!(reset(&mut session), pid);
+}
+
+#[test]
+fn thousands_of_calls_in_one_message_are_answered_or_refused_whole() {
+    let pool = Pool::new(Launch { reply_bytes: 4 << 20, ..launch() }, pool().bounds());
+    let mut session = pool.session();
+    let pid = reset(&mut session);
+    // One step, one reply line: 15,000 answers of 100 bytes fit into its bound, of 500 they do not.
+    let reply = session.step(&vec![ping(); 15_000]).expect("step");
+    assert_eq!(reply.results.len(), 15_000);
+    let wide = ToolCall { name: "ping".into(), arguments: format!(r#"{{"a":"{}"}}"#, "z".repeat(400)) };
+    assert!(matches!(session.step(&vec![wide; 15_000]), Err(EnvError::Protocol { .. })));
+    assert!(group_is_gone(pid));
+    reset(&mut session);
+    // Arguments nested deeper than our own reader goes travel as their text.
+    let deep = ToolCall { name: "ping".into(), arguments: format!("{}{}", "[".repeat(50_000), "]".repeat(50_000)) };
+    let reply = session.step(&[deep.clone(), ping()]).expect("step");
+    assert!(reply.results[0].content.contains(&deep.arguments));
+    assert_eq!(session.evaluate().expect("evaluate"), Reward::Scored(0.2));
+}
+
+/// Set in the process that plays the trainer.
+const TRAINER: &str = "COEVOLVE_TEST_TRAINER";
+
+/// Not a test by itself: a trainer with an idle worker, one in an episode, and one that hangs and notices nothing.
+/// It prints their ids and waits to be killed.
+#[test]
+fn trainer_that_is_killed() {
+    if std::env::var_os(TRAINER).is_none() {
+        return;
+    }
+    let pool = pool();
+    // The threads that start the workers end; their workers must not end with them.
+    let begin = || {
+        let pool = Arc::clone(&pool);
+        let start = std::thread::spawn(move || {
+            let mut session = pool.session();
+            let pid = reset(&mut session);
+            (session, pid)
+        });
+        start.join().expect("started")
+    };
+    let (idle, (mut playing, second), (mut hanging, third)) = (begin(), begin(), begin());
+    std::thread::sleep(Duration::from_millis(300));
+    drop(idle.0);
+    playing.step(&[ping()]).expect("still alive");
+    hanging.reset(&task(""), "hang", 0).expect("reset");
+    std::thread::spawn(move || hanging.state_digest());
+    std::thread::sleep(Duration::from_millis(300));
+    println!("workers {} {second} {third}", idle.1);
+    std::thread::sleep(Duration::from_secs(120));
+}
+
+#[test]
+fn a_killed_trainer_leaves_no_worker_behind() {
+    use std::io::BufRead;
+    let mut trainer = std::process::Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "trainer_that_is_killed", "--nocapture"])
+        .env(TRAINER, "1")
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .expect("trainer");
+    let lines = std::io::BufReader::new(trainer.stdout.take().expect("stdout")).lines();
+    let words = lines.map_while(Result::ok).find_map(|l| l.split_once("workers ").map(|(_, ids)| ids.to_owned()));
+    let ids: Vec<u32> = words.expect("ids").split(' ').map(|id| id.parse().expect("id")).collect();
+    assert_eq!(ids.len(), 3);
+    for id in &ids {
+        assert!(std::path::Path::new(&format!("/proc/{id}")).exists(), "all three are alive");
+    }
+    trainer.kill().expect("SIGKILL");
+    trainer.wait().expect("reaped");
+    for id in ids {
+        assert!(group_is_gone(id), "{id} outlived its trainer");
+    }
 }
 
 #[test]

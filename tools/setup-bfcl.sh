@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs the BFCL V3 multi-turn benchmark (package nvidia-bfcl, Apache-2.0, data inside) into a
-# private Python environment under the project's ignored folder. Nothing outside that folder changes.
+# Installs the BFCL multi-turn benchmark, V3 (package nvidia-bfcl, module bfcl) and V4 (package bfcl-eval, module
+# bfcl_eval), both Apache-2.0 with their data inside, into a private Python environment under the project's
+# ignored folder. Nothing outside that folder changes.
 #
 #   tools/setup-bfcl.sh [FOLDER]          default: .coevolve/bfcl in the project
 #
@@ -12,14 +13,15 @@ project=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd)
 folder=${1:-$project/.coevolve/bfcl}
 python=${PYTHON:-python3}
 # --no-deps: the package names dozens of model SDKs; the API classes and the checker need only mpmath.
-packages="nvidia-bfcl==26.3 mpmath==1.3.0"
+packages="nvidia-bfcl==26.3 bfcl-eval==2026.3.23 mpmath==1.3.0"
 stamp="$folder/ready"
 
 fail() { echo "setup-bfcl: $*" >&2; exit 1; }
 
 probe() {
-    "$folder/bin/python" -I -c 'import bfcl, mpmath
-from bfcl.eval_checker.multi_turn_eval import multi_turn_checker' 2>/dev/null
+    "$folder/bin/python" -I -c 'import mpmath
+import bfcl.eval_checker.multi_turn_eval.multi_turn_checker
+import bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker' 2>/dev/null
 }
 
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$packages" ] && probe; then

@@ -4,6 +4,7 @@ use super::output::{Failure, json, line, percent};
 use clap::Args;
 use coevolve::agent::{Agent, EchoAgent, NoopAgent, RandomAgent, ReferenceAgent};
 use coevolve::config::{Layer, Settings, load};
+use coevolve::env::Figure;
 use coevolve::event::{Reward, TaskSpec};
 use coevolve::run::{Run, evaluate_split, limits, open_environment, play_plan, policy};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -35,7 +36,7 @@ pub struct Eval {
     /// One setting on top; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE", conflicts_with = "dir")]
     set: Vec<String>,
-    /// Print one JSON line: split, passed, scored, total, score, families, families_passed.
+    /// Print one JSON line: split, passed, scored, total, score, families, families_passed, and figures the environment adds.
     #[arg(long)]
     json: bool,
 }
@@ -51,6 +52,9 @@ struct Outcome {
     families: usize,
     /// Families whose tasks were all passed; their share is AppWorld's scenario goal completion (SGC).
     families_passed: usize,
+    /// What the environment counts beside the score.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    figures: Vec<Figure>,
 }
 
 impl Eval {
@@ -100,6 +104,7 @@ impl Eval {
             score: scores.iter().sum::<f64>().abs() / results.len().max(1) as f64,
             families: families.len(),
             families_passed: families.values().filter(|whole| **whole).count(),
+            figures: env.figures(),
         };
         let scored = match (outcome.scored, outcome.total) {
             (0, n) if n > 0 => Err(Failure::failed(format!("none of {n} episodes could be scored: this says nothing"))),
@@ -133,6 +138,9 @@ impl Eval {
                 outcome.families_passed,
                 outcome.families
             ))?;
+        }
+        for figure in &outcome.figures {
+            line(format!("  {}: {} of {}", figure.name, figure.count, figure.of))?;
         }
         scored
     }

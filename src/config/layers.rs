@@ -198,6 +198,7 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
         ("evolve.initial", &s.evolve.initial),
         ("evolve.explorer", &s.evolve.explorer),
         ("env.name", &s.env.name),
+        ("env.bfcl_version", &s.env.bfcl_version),
         ("policy.tool_docs", &s.policy.tool_docs),
         ("policy.calls", &s.policy.calls),
     ];

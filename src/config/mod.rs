@@ -65,6 +65,7 @@ settings! {
         data: String = "".into(), "folder; empty = what the set-up made", "AppWorld: the folder that holds the official `data`.";
         url: String = "http://127.0.0.1:8080".into(), "URL", "Address of the env_service.";
         service: String = "".into(), "env_type", "The env_service's own name of the environment, e.g. webshop.";
+        bfcl_version: String = "v3".into(), "v3 | v4", "BFCL: which release of the multi-turn categories is played.";
         deadline_ms: u64 = 20000, "milliseconds", "An environment worker that has not answered by then is killed and its episode is unscored.";
     }
     /// The policy to train.

@@ -171,6 +171,17 @@ pub enum EnvError {
     },
 }
 
+/// Of how many scored episodes something holds that the score does not ask for.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Figure {
+    /// Name, e.g. `abstained`.
+    pub name: String,
+    /// Episodes of which it holds.
+    pub count: u64,
+    /// Episodes to which it applies.
+    pub of: u64,
+}
+
 /// A factory of episodes, shared by all threads.
 pub trait Environment: Send + Sync {
     /// Short name, e.g. `desk`.
@@ -189,6 +200,10 @@ pub trait Environment: Send + Sync {
     /// Sessions that may be open at once, where each costs something outside this process.
     fn max_sessions(&self) -> Option<usize> {
         None
+    }
+    /// Stricter figures than the score, over all episodes that were scored so far; empty if there are none.
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
     }
     /// Writes user queries from executed calls without an LLM, if the environment can.
     fn narrator(&self) -> Option<&dyn Narrator> {

@@ -9,20 +9,22 @@
 //!   pool. Two sessions never share a process.
 //! - Every operation has a deadline. A worker that misses it, dies, or speaks anything but the protocol is
 //!   killed (SIGKILL to its group) and the session starts a fresh one at its next `reset`.
-//! - No process outlives the [`Pool`] and its sessions; if we are killed, the worker sees the end of its
-//!   stdin or its parent's death and exits.
+//! - No process outlives the [`Pool`] and its sessions. If we are killed, Linux kills the workers with us; on
+//!   other systems a worker sees the end of its stdin and exits. (A process that a worker started itself is the
+//!   worker's to take along.)
 
 mod process;
 
 pub use process::Launch;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value, json};
 
 use self::process::Process;
-use super::{EnvError, Environment, Message, Opening, Session, StepReply, ToolDef, ToolResult, TurnReply};
+use super::{EnvError, Environment, Figure, Message, Opening, Session, StepReply, ToolDef, ToolResult, TurnReply};
 use crate::event::json::canonical_json;
 use crate::event::{Reward, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
@@ -59,6 +61,8 @@ impl Bounds {
 
 /// Longest reply line, bytes.
 pub const REPLY_BYTES: usize = 8 << 20;
+/// Most figures that are counted.
+const FIGURES: usize = 32;
 
 impl Default for Bounds {
     fn default() -> Self {
@@ -86,6 +90,8 @@ pub struct Pool {
     bounds: Bounds,
     idle: Mutex<Vec<Process>>,
     alive: AtomicUsize,
+    /// Figure -> (episodes of which it holds, episodes it applies to).
+    figures: Mutex<BTreeMap<String, (u64, u64)>>,
 }
 
 impl std::fmt::Debug for Process {
@@ -97,12 +103,31 @@ impl std::fmt::Debug for Process {
 impl Pool {
     /// A pool without processes yet.
     pub fn new(launch: Launch, bounds: Bounds) -> Arc<Pool> {
-        Arc::new(Pool { launch, bounds, idle: Mutex::new(Vec::new()), alive: AtomicUsize::new(0) })
+        Arc::new(Pool { launch, bounds, idle: Mutex::default(), alive: AtomicUsize::new(0), figures: Mutex::default() })
     }
 
     /// The bounds it was made with.
     pub fn bounds(&self) -> Bounds {
         self.bounds
+    }
+
+    /// What workers said beside the scores, over all episodes scored so far.
+    pub fn figures(&self) -> Vec<Figure> {
+        let figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        figures.iter().map(|(name, &(count, of))| Figure { name: name.clone(), count, of }).collect()
+    }
+
+    fn count_figures(&self, reply: &Value) {
+        let mut figures = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, value) in reply.get("figures").and_then(Value::as_object).into_iter().flatten().take(FIGURES) {
+            if let Some(holds) = value.as_bool()
+                && (figures.len() < FIGURES || figures.contains_key(name))
+            {
+                let (count, of) = figures.entry(name.clone()).or_default();
+                *count += u64::from(holds);
+                *of += 1;
+            }
+        }
     }
 
     /// Processes alive: idle and in sessions.
@@ -140,7 +165,17 @@ impl Pool {
 
     /// The tasks of a split with their solutions, in the worker's order. Their `split` is `split`.
     pub fn list(self: &Arc<Pool>, split: &str) -> Result<Vec<TaskSpec>, EnvError> {
-        let mut reply = self.ask("list", object(json!({ "split": split })))?;
+        self.list_part(split, Map::new())
+    }
+
+    /// The same with more fields in the request, for a worker that can list a part.
+    pub fn list_part(
+        self: &Arc<Pool>,
+        split: &str,
+        mut request: Map<String, Value>,
+    ) -> Result<Vec<TaskSpec>, EnvError> {
+        request.insert("split".into(), split.into());
+        let mut reply = self.ask("list", request)?;
         let Some(Value::Array(tasks)) = reply.remove("tasks") else {
             return Err(self.lacks("list", "tasks"));
         };
@@ -285,6 +320,11 @@ impl WorkerSession {
         EnvError::Protocol { env: self.pool.launch.env.clone(), op: op.into(), detail }
     }
 
+    /// Operating-system id of its worker process, for diagnostics.
+    pub fn worker_id(&self) -> Option<u32> {
+        Some(self.lease.as_ref()?.process.as_ref()?.id())
+    }
+
     /// The worker's whole judgement (checks, error type), for reports; [`Session::evaluate`] is the score.
     /// `reference` replaces the task's own solution: calls per turn.
     pub fn evaluate_detailed(&mut self, reference: Option<&[Vec<ToolCall>]>) -> Result<Value, EnvError> {
@@ -376,7 +416,10 @@ impl Session for WorkerSession {
             return Ok(Reward::Unscored(reason.to_owned()));
         }
         match reply.get("score").and_then(Value::as_f64) {
-            Some(score) if (0.0..=1.0).contains(&score) => Ok(Reward::Scored(score)),
+            Some(score) if (0.0..=1.0).contains(&score) => {
+                self.pool.count_figures(&reply);
+                Ok(Reward::Scored(score))
+            }
             _ => Err(self.broken("evaluate", "neither `unscored` nor a `score` in [0, 1]".into())),
         }
     }
@@ -452,6 +495,10 @@ impl Environment for StdioEnv {
 
     fn max_sessions(&self) -> Option<usize> {
         Some(self.pool.bounds.sessions())
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.pool.figures()
     }
 
     /// The initial state of a task of the first split.

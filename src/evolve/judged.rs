@@ -7,7 +7,9 @@
 use std::sync::Arc;
 
 use super::ExploreError;
-use crate::env::{EnvError, Environment, Message, NEEDS_JUDGE, Narrator, Opening, Role, Session, StepReply, TurnReply};
+use crate::env::{
+    EnvError, Environment, Figure, Message, NEEDS_JUDGE, Narrator, Opening, Role, Session, StepReply, TurnReply,
+};
 use crate::event::{Reward, TaskSpec, ToolCall};
 
 /// Longest text of one observation that a judge reads, characters: its start and its end.
@@ -135,6 +137,10 @@ impl Environment for Judged {
 
     fn narrator(&self) -> Option<&dyn Narrator> {
         self.env.narrator()
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.env.figures()
     }
 }
 

@@ -44,11 +44,9 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
         |own: usize| Bounds { step_ms: e.deadline_ms, ..Bounds::default() }.for_sessions(sessions.unwrap_or(own));
     Ok(match e.name.as_str() {
         "bfcl" => {
-            let options = BfclOptions {
-                partial: e.partial_credit,
-                bounds: bounds(Bounds::default().sessions()),
-                ..BfclOptions::default()
-            };
+            let version = word("env.bfcl_version", &e.bfcl_version)?;
+            let bounds = bounds(Bounds::default().sessions());
+            let options = BfclOptions { version, partial: e.partial_credit, bounds, ..BfclOptions::default() };
             Arc::new(Bfcl::open(&installed("bfcl"), options)?)
         }
         "appworld" => {

@@ -1,4 +1,4 @@
-"""BFCL V3 multi-turn as an environment worker: JSON lines over stdio.
+"""BFCL multi-turn (V3 or V4) as an environment worker: JSON lines over stdio.
 
 One request per line on stdin, one reply per line on stdout, `rid` echoed. Operations: describe, list,
 reset, step, end_turn, evaluate, state_digest, close. A failure is `{"rid":..,"error":{"kind","message"}}`,
@@ -15,11 +15,23 @@ What the official package does and what this file does instead:
 * The checker itself (`multi_turn_checker`: state, results, turn rules) is the official one, unchanged; only
   its executor is swapped for the one above. `--self-test` compares both executors over the whole set.
 
-Options: `--partial` scores by turns passed instead of 0/1; `--docs full` keeps the long official tool
-descriptions (default `short`: the part after "Tool description:").
+* The official runner lets a model call a tool that is still withheld from it. Here it is refused, with one
+  exception: in a turn whose official answer itself calls such a tool (entry miss_func_49, `tail` in turn 1), it
+  may be called, though it is not shown.
+* V4 entries name an `excluded_function`; the official V4 code reads it nowhere, so neither does this file.
+
+Beside the official score, `evaluate` gives stricter `figures` that the checker does not enforce: `abstained` (no
+call in turns whose answer has none; null where every turn has one), `no_duplicates` (no call made more often in
+a turn than the answer makes it, once at least), `no_junk` (no call with an error result, but those the answer
+gets too), `strict` (passed, and all of these).
+
+Options: `--version-set v3|v4` (default v3: package nvidia-bfcl; v4: bfcl-eval); `--partial` scores by turns
+passed instead of 0/1; `--docs full` keeps the long official tool descriptions (default `short`: the part after
+"Tool description:"). `--self-test` compares executors and prints what the checker lets pass.
 """
 
 import ast
+import collections
 import copy
 import decimal
 import hashlib
@@ -41,7 +53,8 @@ os.environ.pop("BFCL_DATA_DIR", None)
 os.environ["TZ"] = "UTC"
 time.tzset()
 
-WORKER_VERSION = 1
+WORKER_VERSION = 2
+PACKAGES = {"v3": "bfcl", "v4": "bfcl_eval"}
 CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
 STEPS_PER_TURN = 21  # the official runner executes the 21st step of a turn and then gives up
 PLAYGROUND_STEPS = 1_000
@@ -81,18 +94,19 @@ class CallTooLong(Exception):
 class Data:
     """The package's entries, answers, tool documents and classes, loaded once."""
 
-    def __init__(self, short_docs):
-        import bfcl
-        from bfcl.eval_checker.multi_turn_eval import multi_turn_checker, multi_turn_utils
-
-        self.checker = multi_turn_checker
-        self.utils = multi_turn_utils
-        self.folder = os.path.join(os.path.dirname(bfcl.__file__), "data")
+    def __init__(self, version, short_docs):
+        package = importlib.import_module(PACKAGES[version])
+        evaluation = f"{PACKAGES[version]}.eval_checker.multi_turn_eval"
+        self.version = version
+        self.checker = importlib.import_module(f"{evaluation}.multi_turn_checker")
+        self.utils = importlib.import_module(f"{evaluation}.multi_turn_utils")
+        self.folder = os.path.join(os.path.dirname(package.__file__), "data")
         self.short_docs = short_docs
         self.classes = {}
         self.signatures = {}
-        for name, module in multi_turn_utils.CLASS_FILE_PATH_MAPPING.items():
-            self.classes[name] = getattr(importlib.import_module(module), name)
+        for name in DOC_FILES:
+            module = importlib.import_module(self.utils.CLASS_FILE_PATH_MAPPING[name])
+            self.classes[name] = getattr(module, name)
         self.docs = {name: self._docs(name) for name in self.classes}
         self.class_of = {d["name"]: c for c, docs in self.docs.items() for d in docs}
         for tool, name in self.class_of.items():
@@ -102,6 +116,9 @@ class Data:
     def _lines(self, *path):
         with open(os.path.join(self.folder, *path), encoding="utf-8") as f:
             return [json.loads(line) for line in f if line.strip()]
+
+    def _file(self, category):
+        return f"BFCL_{self.version}_multi_turn_{category}.json"
 
     def _docs(self, name):
         out = []
@@ -120,7 +137,7 @@ class Data:
         if category not in CATEGORIES:
             raise Failure("unknown_split", f"{category}; known: {', '.join(CATEGORIES)}")
         if category not in self._entries:
-            name = f"BFCL_v3_multi_turn_{category}.json"
+            name = self._file(category)
             answers = {a["id"]: a["ground_truth"] for a in self._lines("possible_answer", name)}
             entries = {}
             for entry in self._lines(name):
@@ -134,7 +151,7 @@ class Data:
         category = entry_id.rsplit("_", 1)[0].removeprefix("multi_turn_")
         if category in CATEGORIES and entry_id in self.category(category):
             return self.category(category)[entry_id]
-        raise Failure("unknown_task", f"no BFCL V3 multi-turn entry has the id {entry_id!r}")
+        raise Failure("unknown_task", f"no BFCL multi-turn entry has the id {entry_id!r}")
 
     def parse(self, text):
         """An answer's call text to (name, keyword arguments), positional ones bound to their names."""
@@ -155,7 +172,7 @@ class Data:
         paths = [inspect.getsourcefile(c) for c in self.classes.values()]
         paths += [self.checker.__file__, self.utils.__file__]
         for category in CATEGORIES:
-            name = f"BFCL_v3_multi_turn_{category}.json"
+            name = self._file(category)
             paths += [os.path.join(self.folder, name), os.path.join(self.folder, "possible_answer", name)]
         paths += [os.path.join(self.folder, "multi_turn_func_doc", f) for f in DOC_FILES.values()]
         for path in sorted(paths, key=os.path.basename):
@@ -321,7 +338,6 @@ def evaluate(data, entry, log, truth, partial, official_executor=False):
     # Turns without answer calls are passed by doing nothing, so they earn no partial credit.
     scored = [i for i, turn in enumerate(truth) if turn]
     share = sum(i < turns_passed for i in scored) / len(scored) if scored else float(passed)
-    abstain = [i for i, turn in enumerate(truth) if not turn]
     if verdict["valid"] and not passed:
         kind, message = "multi_turn:force_terminated", f"{len(log)} of {len(truth)} turns were played"
     else:
@@ -332,11 +348,30 @@ def evaluate(data, entry, log, truth, partial, official_executor=False):
         "partial": share,
         "turns_passed": turns_passed,
         "turns": len(truth),
-        # Our stricter figure: no call at all in the turns where the answer has none.
-        "abstained": all(not (log[i] if i < len(log) else []) for i in abstain) if abstain else None,
         "error_type": kind,
         "error_message": message,
     }
+
+
+def strict_figures(data, entry, log, errors, truth, passed):
+    """What the official checker does not enforce; see the module's documentation. `errors` are the error texts
+    that the episode's calls got."""
+    key = lambda call: json.dumps([call[0], call[1]], sort_keys=True, default=str)
+    duplicates = 0
+    for i, turn in enumerate(log):
+        made = collections.Counter(key(call) for step in turn for call in step)
+        wanted = collections.Counter(key(call) for call in (truth[i] if i < len(truth) else []))
+        duplicates += sum(max(0, n - max(1, wanted[call])) for call, n in made.items())
+    junk = collections.Counter(errors)
+    if junk:
+        # Some answers get errors of their own, e.g. by trying a login twice.
+        world = World(data, entry)
+        junk -= collections.Counter(
+            text for text, error in (world.call(n, a) for turn in truth for n, a in turn) if error)
+    empty = [i for i, turn in enumerate(truth) if not turn]
+    abstained = all(not (log[i] if i < len(log) else []) for i in empty) if empty else None
+    figures = {"abstained": abstained, "no_duplicates": duplicates == 0, "no_junk": not junk}
+    return {**figures, "strict": passed and all(v is not False for v in figures.values())}
 
 
 # ----------------------------------------------------------------------------------------- episodes
@@ -376,6 +411,8 @@ class Episode:
         if unknown:
             raise Failure("unknown_tool", f"{', '.join(unknown)} is no tool of {base}")
         held = {n for v in self.holdout.values() for n in v}
+        # Withheld tools that the official answer calls too early, per turn.
+        self.early = {t: {n for n, _ in turn if n in held} for t, turn in enumerate(self.truth)}
         self.allowed = {n for n in names if n not in held and (not only or n in only)}
         self.world = World(data, self.entry)
         self.log = [[]]
@@ -384,6 +421,7 @@ class Episode:
         self.asked = False
         self.said = [""]
         self.effects = []
+        self.errors = []
         self.done = False
 
     def tools(self, names):
@@ -408,14 +446,14 @@ class Episode:
             raise Failure("too_many_calls", f"{len(calls)} calls in one step; at most {MAX_CALLS_PER_STEP}")
         parsed = [wire_call(c) for c in calls]
         results = []
+        allowed = self.allowed | self.early.get(self.turn, set())
         for name, arguments in parsed:
-            content, error = self.world.call(name, arguments, self.allowed)
+            content, error = self.world.call(name, arguments, allowed)
             results.append({"content": content, "is_error": error})
-            if not error:
-                self.effects.append(content)
+            (self.errors if error else self.effects).append(content)
         if parsed:
             # A refused call is logged under a name that the evaluation cannot run either.
-            self.log[-1].append([c if c[0] in self.allowed else ("", {}) for c in parsed])
+            self.log[-1].append([c if c[0] in allowed else ("", {}) for c in parsed])
             self.steps += 1
             if self.steps >= self.step_limit:
                 self.done = True
@@ -466,6 +504,7 @@ class Episode:
             out["score"] = out["partial"] if partial else 0.0
             out["error_type"] = "answer_missing"
             out["error_message"] = f"turn {wrong[0]} does not say {self.answers[wrong[0]]!r}"
+        out["figures"] = strict_figures(self.data, self.entry, self.log, self.errors, truth, out["passed"])
         return out
 
     def digest(self):
@@ -497,7 +536,7 @@ def wire_call(call):
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
     return call["name"], arguments
 
@@ -505,13 +544,17 @@ def wire_call(call):
 # ------------------------------------------------------------------------------------------- worker
 
 
+def option(options, name, default):
+    """The word after `name`."""
+    return options[options.index(name) + 1] if name in options[:-1] else default
+
+
 class Worker:
     """The operations."""
 
     def __init__(self, options):
         self.partial = "--partial" in options
-        short = not ("--docs" in options and options[options.index("--docs") + 1:][:1] == ["full"])
-        self.data = Data(short)
+        self.data = Data(option(options, "--version-set", "v3"), option(options, "--docs", "short") != "full")
         self.episode = None
 
     def current(self, request):
@@ -522,7 +565,7 @@ class Worker:
     def op_describe(self, _request):
         return {
             "name": "bfcl",
-            "version": f"V3 multi-turn, data {self.data.digest()[:16]}, worker {WORKER_VERSION}",
+            "version": f"{self.data.version.upper()} multi-turn, data {self.data.digest()[:16]}, worker {WORKER_VERSION}",
             "splits": list(CATEGORIES),
             "limits": {"steps_per_turn": STEPS_PER_TURN, "calls_per_step": MAX_CALLS_PER_STEP},
             "classes": [{"name": n, "tools": self.data.docs[n]} for n in sorted(self.data.docs)],
@@ -610,48 +653,59 @@ def main():
 # ---------------------------------------------------------------------------------------- self-test
 
 
-def self_test():
-    """Our executor against the official one on the official checker: answers as they are, and mutated."""
-    import random
+def mutations(truth, missing):
+    """The answer, and ways of breaking it: (name, log). `missing`: the entry has a turn that asks for what cannot
+    be done yet; there the next turn's calls are made too early, and again in their turn."""
+    plain = [[list(turn)] if turn else [] for turn in truth]
+    spoken = [t for t, turn in enumerate(truth) if turn]
 
+    def without(turn, index):
+        log = copy.deepcopy(plain)
+        del log[turn][0][index]
+        return log
+
+    yield "answer", plain
+    yield "nothing", [[] for _ in truth]
+    yield "without the first call", without(spoken[0], 0)
+    yield "without the last call", without(spoken[-1], -1)
+    yield "a junk call in each turn", [[*turn, [(truth[spoken[0]][0][0], {"no_such": 1})]] for turn in plain]
+    yield "each call twice", [[[c for call in step for c in (call, call)] for step in turn] for turn in plain]
+    yield "reversed", [[step[::-1] for step in turn] for turn in plain]
+    empty = [t for t in range(len(truth) - 1) if not truth[t]]
+    if missing and empty:
+        log = copy.deepcopy(plain)
+        for t in empty:
+            log[t] = copy.deepcopy(plain[t + 1])
+        yield "next turn's calls early", log
+
+
+def self_test(data):
+    """Our executor against the official one on the official checker, over every entry: answers as they are, and
+    broken. Prints how many pass."""
     signal.signal(signal.SIGVTALRM, on_alarm)
-    data = Data(True)
-    rng = random.Random(1)
     counts = {}
     for category in CATEGORIES:
         for entry in data.category(category).values():
-            truth = entry["truth"]
-            plain = [[list(turn)] if turn else [] for turn in truth]
-            logs = {"answer": plain, "nothing": [[] for _ in truth]}
-            flat = [(t, i) for t, turn in enumerate(truth) for i in range(len(turn))]
-            t, i = rng.choice(flat)
-            logs["dropped"] = copy.deepcopy(plain)
-            del logs["dropped"][t][0][i]
-            logs["doubled"] = copy.deepcopy(plain)
-            logs["doubled"][t][0].insert(i, truth[t][i])
-            logs["junk"] = copy.deepcopy(plain)
-            logs["junk"][t][0].append((truth[t][i][0], {"no_such": 1}))
-            logs["reversed"] = [[step[::-1] for step in turn] for turn in copy.deepcopy(plain)]
-            for name, log in logs.items():
-                ours = evaluate(data, entry, log, truth, True)
-                theirs = evaluate(data, entry, log, truth, True, official_executor=True)
+            for name, log in mutations(entry["truth"], category.startswith("miss")):
+                ours = evaluate(data, entry, log, entry["truth"], True)
+                theirs = evaluate(data, entry, log, entry["truth"], True, official_executor=True)
                 if ours != theirs:
                     print(f"{entry['id']} {name}: ours {ours}, official {theirs}", file=sys.stderr)
                     sys.exit(1)
-                key = (category, name)
-                counts.setdefault(key, [0, 0])
-                counts[key][0] += ours["passed"]
-                counts[key][1] += 1
-    for (category, name), (passed, total) in counts.items():
-        print(f"{category:13} {name:9} {passed:3} of {total} pass, both executors agree")
+                passed, total = counts.get((name, category), (0, 0))
+                counts[name, category] = (passed + ours["passed"], total + 1)
+    for name in dict.fromkeys(name for name, _ in counts):
+        cells = [counts.get((name, c), (0, 0)) for c in CATEGORIES]
+        each = ", ".join(f"{c} {passed}" for c, (passed, total) in zip(CATEGORIES, cells) if total)
+        print(f"{data.version} {name:24} {sum(p for p, _ in cells):3} of {sum(t for _, t in cells)} pass ({each})")
     # Nothing of an evaluation stays behind.
     left = [k for k in vars(data.utils) if k.endswith("_instance")]
-    if left or any(counts[(c, "answer")] != [200, 200] or counts[(c, "nothing")][0] for c in CATEGORIES):
+    if left or any(counts["answer", c] != (200, 200) or counts["nothing", c][0] for c in CATEGORIES):
         sys.exit("self-test failed")
 
 
 if __name__ == "__main__":
     if "--self-test" in sys.argv:
-        self_test()
+        self_test(Data(option(sys.argv, "--version-set", "v3"), True))
     else:
         main()

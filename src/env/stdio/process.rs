@@ -2,7 +2,7 @@
 //!
 //! Three threads per process keep every operation interruptible: one writes requests (a worker that
 //! does not read must not block us), one reads replies, one keeps the last lines of stderr. The caller
-//! only ever waits on a channel with a timeout.
+//! only ever waits on a channel with a timeout. A fourth thread, one for all processes, starts them.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::env::EnvError;
@@ -60,25 +60,69 @@ pub(super) struct Process {
 unsafe extern "C" {
     /// `kill(2)`; the standard library already links the C library.
     fn kill(pid: i32, signal: i32) -> i32;
+    /// `prctl(2)`.
+    #[cfg(target_os = "linux")]
+    fn prctl(option: i32, ...) -> i32;
 }
 
 const SIGKILL: i32 = 9;
+#[cfg(target_os = "linux")]
+const PR_SET_PDEATHSIG: i32 = 1;
+
+/// A command to start, and where its process goes.
+type Order = (Command, SyncSender<std::io::Result<Child>>);
+
+/// Starts a process that dies with us even if we are killed (Linux). The kernel ties it to the *thread* that
+/// started it, so one thread that lives as long as we do starts them all.
+fn spawn(mut command: Command) -> std::io::Result<Child> {
+    static ORDERS: OnceLock<SyncSender<Order>> = OnceLock::new();
+    let orders = ORDERS.get_or_init(|| {
+        let (orders, taken) = sync_channel::<Order>(1);
+        std::thread::spawn(move || {
+            while let Ok((mut command, answer)) = taken.recv() {
+                // Whoever asked waits for it.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        orders
+    });
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::process::{CommandExt, parent_id};
+        let us = std::process::id();
+        let tied = move || {
+            // SAFETY: prctl(2) with this option takes a signal number and touches no memory.
+            if unsafe { prctl(PR_SET_PDEATHSIG, SIGKILL as std::ffi::c_ulong) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // We may have died before the line above: then nobody would send the signal.
+            if parent_id() == us { Ok(()) } else { Err(std::io::ErrorKind::BrokenPipe.into()) }
+        };
+        // SAFETY: between fork and exec `tied` makes two system calls and allocates nothing.
+        unsafe { command.pre_exec(tied) };
+    }
+    let (answer, child) = sync_channel(1);
+    let gone = || std::io::Error::other("the thread that starts processes is gone");
+    orders.send((command, answer)).map_err(|_| gone())?;
+    child.recv().map_err(|_| gone())?
+}
 
 impl Process {
     /// Starts a worker in its own process group.
     pub(super) fn start(launch: &Launch) -> Result<Process, EnvError> {
         use std::os::unix::process::CommandExt;
         let died = |detail: String| EnvError::Died { env: launch.env.clone(), op: "start".into(), detail };
-        let mut child = Command::new(&launch.program)
+        let mut command = Command::new(&launch.program);
+        command
             .args(&launch.args)
             .envs(launch.vars.iter().map(|(k, v)| (k, v)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // Its own group: a Ctrl-C at the terminal is ours to handle, and its children die with it.
-            .process_group(0)
-            .spawn()
-            .map_err(|e| died(format!("{} could not be started: {e}", launch.program.display())))?;
+            .process_group(0);
+        let mut child =
+            spawn(command).map_err(|e| died(format!("{} could not be started: {e}", launch.program.display())))?;
         let (Some(mut stdin), Some(stdout), Some(err)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err(died("its pipes could not be made".into()));
