@@ -55,13 +55,15 @@ settings! {
     }
     /// Where the agent acts.
     env: Env {
-        name: String = "desk".into(), "desk | bfcl", "Environment.";
+        name: String = "desk".into(), "desk | bfcl | textworld", "Environment.";
         split: String = "train".into(), "split name", "Split that the first tasks come from.";
         seed_tasks: u32 = 100, "tasks", "Size of D_0.";
         workers: u32 = 1, "threads; 0 = in the sampler's thread", "Environment worker threads.";
         max_steps: u32 = 30, "environment steps", "Steps an episode may take; running over is a failure.";
-        partial_credit: bool = false, "true | false", "BFCL: the share of turns passed instead of 0 or 1.";
+        partial_credit: bool = false, "true | false", "BFCL: the share of turns passed instead of 0 or 1. TextWorld: the share of points.";
         bfcl_version: String = "v3".into(), "v3 | v4", "BFCL: which release of the multi-turn categories is played.";
+        games: String = String::new(), "folder; empty = games made with a seed", "TextWorld: game files (.z8, .z5, .ulx) to play; its folders are the splits.";
+        admissible: bool = false, "true | false", "TextWorld: only commands that the game lists as possible are let through; another one is an error that names them.";
         deadline_ms: u64 = 20000, "milliseconds", "An environment worker that has not answered by then is killed and its episode is unscored.";
     }
     /// The policy to train.

@@ -7,6 +7,7 @@
 pub mod bfcl;
 pub mod desk;
 pub mod stdio;
+pub mod textworld;
 
 use crate::event::{Missing, Reward, TaskSpec, ToolCall};
 

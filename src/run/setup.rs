@@ -8,6 +8,7 @@ use crate::env::Environment;
 use crate::env::bfcl::{Bfcl, BfclOptions};
 use crate::env::desk::{self, Desk};
 use crate::env::stdio::Bounds;
+use crate::env::textworld::{TextWorld, TextWorldOptions};
 use crate::learner::LearnerConfig;
 use crate::learner::loss::{Correction, Overlong};
 use crate::learner::schedule::Schedule;
@@ -43,6 +44,14 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
             let version = word("env.bfcl_version", &e.bfcl_version)?;
             let options = BfclOptions { version, partial: e.partial_credit, bounds, ..BfclOptions::default() };
             Arc::new(Bfcl::open(&installed("bfcl"), options)?)
+        }
+        "textworld" => {
+            // The first play of a game makes it.
+            let bounds =
+                Bounds { step_ms: e.deadline_ms, reset_ms: 120_000, evaluate_ms: 120_000, ..Bounds::default() };
+            let games = (!e.games.is_empty()).then(|| PathBuf::from(&e.games));
+            let options = TextWorldOptions { admissible: e.admissible, partial: e.partial_credit, games, bounds };
+            Arc::new(TextWorld::open(&installed("textworld"), options)?)
         }
         _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
     })
