@@ -19,7 +19,7 @@
 //! 5. [`decide`]: pure decisions: signals, batch planning, advantages, admission.
 //! 6. [`env`]: the traits; [`env::desk`], an office of 45 tools that fits in a quickstart; [`env::bfcl`], the
 //!    real benchmark in Python workers behind [`env::stdio`]; [`env::appworld`], its own server behind such workers;
-//!    [`env::service`], any AgentEvolver `env_service` over HTTP.
+//!    [`env::service`], any AgentEvolver `env_service` over HTTP; [`env::textworld`], text games.
 //! 7. [`agent`]: an episode as a state machine, chat templates, tool-call parsing, the sampling engine.
 //! 8. [`model`]: Llama, Qwen2, Qwen3 and Qwen3-MoE on the CPU: flat parameters, hand-written forward and
 //!    backward, paged batch-invariant decoding, LoRA, safetensors and GGUF. Its kernels are in `model/kern`, one

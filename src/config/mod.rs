@@ -55,17 +55,19 @@ settings! {
     }
     /// Where the agent acts.
     env: Env {
-        name: String = "desk".into(), "desk | bfcl | appworld | service", "Environment. service = any AgentEvolver env_service over HTTP.";
+        name: String = "desk".into(), "desk | bfcl | appworld | textworld | service", "Environment. service = any AgentEvolver env_service over HTTP.";
         split: String = "train".into(), "split name", "Split that the first tasks come from.";
         seed_tasks: u32 = 100, "tasks", "Size of D_0.";
         workers: u32 = 1, "threads; 0 = in the sampler's thread", "Environment worker threads.";
         max_steps: u32 = 30, "environment steps", "Steps an episode may take; running over is a failure.";
-        partial_credit: bool = false, "true | false", "A score between 0 and 1 where the environment has one: BFCL's turns passed, AppWorld's checks passed, an env_service's dense score.";
+        partial_credit: bool = false, "true | false", "A score between 0 and 1 where the environment has one: BFCL's turns passed, AppWorld's checks passed, TextWorld's points, an env_service's dense score.";
         sessions: u32 = 0, "episodes; 0 = the environment's own bound", "Episodes that are in the environment at once, where each needs a process or a server's instance: AppWorld 8 (400 MB each), other workers 16, an env_service unbounded.";
         data: String = "".into(), "folder; empty = what the set-up made", "AppWorld: the folder that holds the official `data`.";
         url: String = "http://127.0.0.1:8080".into(), "URL", "Address of the env_service.";
         service: String = "".into(), "env_type", "The env_service's own name of the environment, e.g. webshop.";
         bfcl_version: String = "v3".into(), "v3 | v4", "BFCL: which release of the multi-turn categories is played.";
+        games: String = String::new(), "folder; empty = games made with a seed", "TextWorld: game files (.z8, .z5, .ulx) to play; its folders are the splits.";
+        admissible: bool = false, "true | false", "TextWorld: only commands that the game lists as possible are let through; another one is an error that names them.";
         deadline_ms: u64 = 20000, "milliseconds", "An environment worker that has not answered by then is killed and its episode is unscored.";
     }
     /// The policy to train.

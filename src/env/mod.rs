@@ -9,6 +9,7 @@ pub mod bfcl;
 pub mod desk;
 pub mod service;
 pub mod stdio;
+pub mod textworld;
 
 use crate::event::{Missing, Reward, TaskSpec, ToolCall};
 

@@ -10,6 +10,7 @@ use crate::env::bfcl::{Bfcl, BfclOptions};
 use crate::env::desk::{self, Desk};
 use crate::env::service::{ServiceEnv, ServiceOptions};
 use crate::env::stdio::Bounds;
+use crate::env::textworld::{TextWorld, TextWorldOptions};
 use crate::learner::LearnerConfig;
 use crate::learner::loss::{Correction, Overlong};
 use crate::learner::schedule::Schedule;
@@ -62,6 +63,14 @@ pub fn open_environment(settings: &Settings) -> Result<Arc<dyn Environment>, Run
             deadline_ms: e.deadline_ms,
             sessions,
         })?),
+        "textworld" => {
+            // The first play of a game makes it.
+            let own = Bounds::default().sessions();
+            let bounds = Bounds { reset_ms: 120_000, evaluate_ms: 120_000, ..bounds(own) };
+            let games = (!e.games.is_empty()).then(|| PathBuf::from(&e.games));
+            let options = TextWorldOptions { admissible: e.admissible, partial: e.partial_credit, games, bounds };
+            Arc::new(TextWorld::open(&installed("textworld"), options)?)
+        }
         _ => Arc::new(Desk::new(desk::Limits { steps: e.max_steps, ..desk::Limits::default() })),
     })
 }
