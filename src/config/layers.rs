@@ -198,6 +198,7 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
         ("evolve.initial", &s.evolve.initial),
         ("evolve.explorer", &s.evolve.explorer),
         ("env.name", &s.env.name),
+        ("env.judge", &s.env.judge),
         ("env.bfcl_version", &s.env.bfcl_version),
         ("policy.tool_docs", &s.policy.tool_docs),
         ("policy.calls", &s.policy.calls),
@@ -213,8 +214,9 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
     if splits.windows(2).any(|pair| pair[0] == pair[1]) {
         return Err(bad("eval.splits", "names a split twice".into()));
     }
-    if s.evolve.explorer == "llm" && s.evolve.llm_model.is_empty() {
-        return Err(bad("evolve.llm_model", "the llm explorer needs a model name".into()));
+    let asks = s.evolve.explorer == "llm" || s.env.judge == "llm";
+    if asks && s.evolve.llm_model.is_empty() {
+        return Err(bad("evolve.llm_model", "an llm as explorer or judge needs a model name".into()));
     }
     if s.env.name == "service" && s.env.service.is_empty() {
         return Err(bad(
@@ -222,10 +224,9 @@ fn check(s: &Settings) -> Result<(), SettingsError> {
             "the service environment needs the env_service's name of it, e.g. webshop".into(),
         ));
     }
-    for (used, key, url) in [
-        (s.evolve.explorer == "llm", "evolve.llm_url", &s.evolve.llm_url),
-        (s.env.name == "service", "env.url", &s.env.url),
-    ] {
+    for (used, key, url) in
+        [(asks, "evolve.llm_url", &s.evolve.llm_url), (s.env.name == "service", "env.url", &s.env.url)]
+    {
         if used && !["http://", "https://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme)) {
             return Err(bad(key, format!("`{url}` is no http:// or https:// URL")));
         }

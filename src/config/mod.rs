@@ -64,6 +64,7 @@ settings! {
         sessions: u32 = 0, "episodes; 0 = the environment's own bound", "Episodes that are in the environment at once, where each needs a process or a server's instance: AppWorld 8 (400 MB each), other workers 16, an env_service unbounded.";
         data: String = "".into(), "folder; empty = what the set-up made", "AppWorld: the folder that holds the official `data`.";
         url: String = "http://127.0.0.1:8080".into(), "URL", "Address of the env_service.";
+        judge: String = "none".into(), "none | llm", "Who scores tasks that the environment has no evaluation for (synthesised tasks of AppWorld and of an env_service): nobody, which leaves them unscored, or the endpoint of evolve.llm_url with evolve.llm_model.";
         service: String = "".into(), "env_type", "The env_service's own name of the environment, e.g. webshop.";
         bfcl_version: String = "v3".into(), "v3 | v4", "BFCL: which release of the multi-turn categories is played.";
         games: String = String::new(), "folder; empty = games made with a seed", "TextWorld: game files (.z8, .z5, .ulx) to play; its folders are the splits.";

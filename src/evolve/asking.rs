@@ -12,8 +12,8 @@ use crate::world::Stopwatch;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Characters of an unusable answer that its author is shown again.
 const MAX_SHOWN: usize = 4000;
@@ -39,14 +39,34 @@ pub struct Recording {
 /// Makes an event durable; the second argument is what the work took, microseconds.
 pub type Keep = Box<dyn Fn(LlmAsked, u64) -> Result<(), String> + Send + Sync>;
 
+/// Tokens that a run has spent, shared by all who ask for it.
+#[derive(Debug, Default)]
+pub struct Purse {
+    spent: AtomicU64,
+    /// Held from the look into the purse to the payment, where there is a budget: two may not spend the same tokens.
+    turn: Mutex<()>,
+}
+
+impl Purse {
+    /// A purse out of which so many tokens are gone.
+    pub fn new(spent: u64) -> Purse {
+        Purse { spent: AtomicU64::new(spent), turn: Mutex::new(()) }
+    }
+
+    /// Tokens spent so far.
+    pub fn spent(&self) -> u64 {
+        self.spent.load(Ordering::Relaxed)
+    }
+}
+
 /// What a run lends to whoever asks.
 pub struct Book {
     /// Answers the run's own log holds, by digest of the request.
     pub own: BTreeMap<String, Told>,
     /// Another run's, when the endpoint is not to be asked.
     pub recording: Option<Arc<Recording>>,
-    /// Tokens spent so far in the whole run.
-    pub spent: u64,
+    /// Tokens of the whole run.
+    pub purse: Arc<Purse>,
     /// Where new answers are recorded.
     pub keep: Keep,
 }
@@ -77,7 +97,6 @@ pub struct Asker {
     client: ChatClient,
     terms: Terms,
     book: Book,
-    spent: AtomicU64,
 }
 
 impl Asker {
@@ -87,8 +106,7 @@ impl Asker {
     /// [`ExploreError::Endpoint`] when there can be no client.
     pub fn new(endpoint: Endpoint, terms: Terms, book: Book, stop: Arc<AtomicBool>) -> Result<Self, ExploreError> {
         let client = ChatClient::new(endpoint, stop).map_err(|e| ExploreError::Endpoint(e.to_string()))?;
-        let spent = AtomicU64::new(book.spent);
-        Ok(Asker { client, terms, book, spent })
+        Ok(Asker { client, terms, book })
     }
 
     /// The model's name.
@@ -127,8 +145,10 @@ impl Asker {
             return Ok(kept.answer.clone());
         }
         let watch = Stopwatch::start();
-        let spent = self.spent.load(Ordering::Relaxed);
         let budget = self.terms.budget_tokens;
+        let purse = &self.book.purse;
+        let _turn = (budget > 0).then(|| purse.turn.lock().unwrap_or_else(PoisonError::into_inner));
+        let spent = purse.spent();
         let allowance = (budget > 0).then(|| budget.saturating_sub(spent));
         let (outcome, usage) = match &self.book.recording {
             None => self.client.ask(request, allowance),
@@ -142,7 +162,7 @@ impl Asker {
                 }
             },
         };
-        self.spent.fetch_add(usage.tokens(), Ordering::Relaxed);
+        purse.spent.fetch_add(usage.tokens(), Ordering::Relaxed);
         if outcome.is_ok() || usage.attempts > 0 {
             let asked = LlmAsked {
                 request: request.digest.clone(),

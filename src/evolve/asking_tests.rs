@@ -28,7 +28,7 @@ fn asker(url: &str, terms: Terms, change: impl FnOnce(&mut Book)) -> (Asker, Kep
         to.lock().unwrap().push(asked);
         Ok(())
     });
-    let mut book = Book { own: BTreeMap::new(), recording: None, spent: 0, keep };
+    let mut book = Book { own: BTreeMap::new(), recording: None, purse: Arc::default(), keep };
     change(&mut book);
     (Asker::new(endpoint, terms, book, Arc::new(AtomicBool::new(false))).unwrap(), kept)
 }
@@ -100,14 +100,14 @@ fn what_is_recorded_is_not_asked() {
     // By the run itself: the same answers, nothing sent, nothing recorded twice, nothing spent.
     let (asking, kept) = asker(DEAD, TERMS, |book| book.own = answers(2));
     assert_eq!(judge(&asking).unwrap(), wanted);
-    assert_eq!((kept.lock().unwrap().len(), asking.spent.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((kept.lock().unwrap().len(), asking.book.purse.spent()), (0, 0));
     // By another run: recorded here, too, as not asked for; it counts for the budget, so that this ends where that did.
     let replay = |n| Recording { folder: "some/run".into(), answers: answers(n) };
     let (asking, kept) = asker(DEAD, TERMS, |book| book.recording = Some(Arc::new(replay(2))));
     assert_eq!(judge(&asking).unwrap(), wanted);
     let copies: Vec<LlmAsked> =
         recorded.iter().map(|a| LlmAsked { attempts: 0, cost_micros: 0, ..a.clone() }).collect();
-    assert_eq!((&*kept.lock().unwrap(), asking.spent.load(Ordering::Relaxed)), (&copies, 8));
+    assert_eq!((&*kept.lock().unwrap(), asking.book.purse.spent()), (&copies, 8));
     // What neither holds is an error that names the run and the request.
     let (asking, kept) = asker(DEAD, TERMS, |book| book.recording = Some(Arc::new(replay(1))));
     let error = judge(&asking).unwrap_err();
@@ -127,12 +127,12 @@ fn no_request_goes_out_that_may_pass_the_budget() {
     let needed = (asked.body.len() as u64).div_ceil(3) + u64::from(MAX_TOKENS);
     let within = |budget_tokens| Terms { budget_tokens, ..TERMS };
     // What was spent before counts, to the token.
-    let (asking, kept) = asker(DEAD, within(1000 + needed - 1), |book| book.spent = 1000);
+    let (asking, kept) = asker(DEAD, within(1000 + needed - 1), |book| book.purse = Arc::new(Purse::new(1000)));
     let error = judge(&asking).unwrap_err();
     let ExploreError::Budget { spent: 1000, needed: n, budget } = error else { panic!("{error}") };
     assert_eq!((n, budget, kept.lock().unwrap().len()), (needed, 1000 + needed - 1, 0));
     let (url, server) = serve(vec![says(GOOD)]);
-    let (asking, _) = asker(&url, within(1000 + needed), |book| book.spent = 1000);
+    let (asking, _) = asker(&url, within(1000 + needed), |book| book.purse = Arc::new(Purse::new(1000)));
     judge(&asking).unwrap();
     drop(server.join());
     // Now 4 more are spent.
@@ -158,7 +158,7 @@ fn what_was_spent_for_nothing_is_recorded_and_a_log_that_fails_is_an_error() {
     assert_eq!((kept.answer, kept.attempts, kept.cost_micros), (None, 1, 0));
     assert!(kept.failure.contains("not JSON"), "{}", kept.failure);
     assert_eq!(kept.estimated_tokens, (kept.body.len() as u64).div_ceil(3) + u64::from(MAX_TOKENS));
-    assert_eq!(asking.spent.load(Ordering::Relaxed), kept.estimated_tokens);
+    assert_eq!(asking.book.purse.spent(), kept.estimated_tokens);
 
     let (url, server) = serve(vec![says(GOOD)]);
     let (asking, _) = asker(&url, TERMS, |book| book.keep = Box::new(|_, _| Err("disk full".into())));

@@ -11,6 +11,7 @@ pub mod llm;
 pub mod policy;
 pub mod procedural;
 pub mod retry;
+pub mod score;
 pub mod shape;
 pub mod validate;
 

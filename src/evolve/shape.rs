@@ -19,6 +19,8 @@ pub enum Role {
     Abstract,
     /// Decide whether query and solution belong together.
     Judge,
+    /// Decide whether an episode did what was asked.
+    Score,
 }
 
 impl Role {
@@ -29,6 +31,7 @@ impl Role {
             Role::Explore => "explore",
             Role::Abstract => "abstract",
             Role::Judge => "judge",
+            Role::Score => "score",
         }
     }
 
@@ -80,6 +83,11 @@ impl Role {
             Role::Judge => {
                 let it = object(value, "the answer")?;
                 field(it, "belongs", "true or false", Value::is_boolean)?;
+                string(it, "reason").map(drop)
+            }
+            Role::Score => {
+                let it = object(value, "the answer")?;
+                field(it, "success", "true or false", Value::is_boolean)?;
                 string(it, "reason").map(drop)
             }
         }

@@ -1,7 +1,6 @@
 //! Answers of LLMs as logs hold them: those of the run itself, and those of a recorded run (`evolve.llm_replay`).
 
-use super::RunError;
-use super::ledger::Ledger;
+use super::{Run, RunError};
 use crate::config::Settings;
 use crate::event::view::EventRef;
 use crate::evolve::asking::{Book, Keep, Recording, Told};
@@ -40,7 +39,7 @@ pub(super) fn answers(
 /// The run that `evolve.llm_replay` names, if it names one that is needed.
 pub(super) fn recording(settings: &Settings) -> Result<Option<Arc<Recording>>, RunError> {
     let e = &settings.evolve;
-    if e.explorer != "llm" || e.llm_replay.is_empty() {
+    if e.explorer != "llm" && settings.env.judge != "llm" || e.llm_replay.is_empty() {
         return Ok(None);
     }
     let folder = Path::new(&e.llm_replay).to_path_buf();
@@ -52,16 +51,25 @@ pub(super) fn recording(settings: &Settings) -> Result<Option<Arc<Recording>>, R
 /// Nothing is recorded and nothing is kept: for an explorer that is only made to see whether it can be.
 pub(super) fn no_book() -> Book {
     let keep: Keep = Box::new(|_, _| Err("no run has begun".into()));
-    Book { own: BTreeMap::new(), recording: None, spent: 0, keep }
+    Book { own: BTreeMap::new(), recording: None, purse: Arc::default(), keep }
 }
 
-/// The book of evolution round `round`, which has begun and whose events are folded. A request of another round is
-/// another request: it tells of other contexts.
-pub(super) fn book(ledger: &Ledger, round: u32, recording: Option<Arc<Recording>>) -> Result<Book, RunError> {
-    let state = ledger.state();
-    let own = match state.places.rounds.get(&round) {
-        Some(first) => ledger.answers(*first)?,
-        None => BTreeMap::new(),
-    };
-    Ok(Book { own, recording, spent: state.times.llm.tokens(), keep: ledger.scribe() })
+impl Run {
+    /// The book of evolution round `round`, which has begun and whose events are folded. A request of another round is
+    /// another request: it tells of other contexts.
+    pub(super) fn book_of_round(&self, round: u32) -> Result<Book, RunError> {
+        self.book(self.ledger.state().places.rounds.get(&round).copied())
+    }
+
+    /// The book of whoever judges episodes from here on: those of steps that are finished are not judged again.
+    pub(super) fn book_of_steps(&self) -> Result<Book, RunError> {
+        let last = self.ledger.state().places.steps.last().map_or(1, |(_, place)| place.last);
+        self.book(Some(last))
+    }
+
+    fn book(&self, from: Option<u64>) -> Result<Book, RunError> {
+        let own = from.map_or_else(|| Ok(BTreeMap::new()), |first| self.ledger.answers(first))?;
+        let (recording, purse) = (self.recording.clone(), self.purse.clone());
+        Ok(Book { own, recording, purse, keep: self.ledger.scribe() })
+    }
 }

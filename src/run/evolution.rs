@@ -1,6 +1,5 @@
 //! One evolution round over the log: contexts, exploration, drafts, validation, admission.
 
-use super::answers;
 use super::ledger::Ledger;
 use super::policy;
 use super::{Observer, Progress, Run, RunError};
@@ -88,7 +87,7 @@ impl Run {
                 started
             }
         };
-        let book = answers::book(&self.ledger, round, self.recording.clone())?;
+        let book = self.book_of_round(round)?;
         let explorer = policy::explorer(&self.settings, &self.env, self.trainee.as_ref(), &self.stop, book)?;
         let config = admission(&self.settings);
         let mut known = self.known_tasks();

@@ -37,7 +37,8 @@ use crate::event::{
     BatchPlanned, CheckpointSaved, Origin, PolicyPublished, RunFinished, RunResumed, RunStarted, SignalRaised,
     StepFinished, TaskAdmitted, TaskSpec,
 };
-use crate::evolve::asking::Recording;
+use crate::evolve::asking::{Purse, Recording};
+use crate::evolve::score::LlmJudge;
 use crate::world::Stopwatch;
 use checkpoints::SUPERSEDED;
 use ledger::Ledger;
@@ -59,13 +60,15 @@ pub struct Run {
     held_out: Vec<(String, Vec<TaskSpec>)>,
     /// The run that answers for external LLMs, if one does.
     recording: Option<Arc<Recording>>,
+    /// Tokens of external LLMs that it has spent.
+    purse: Arc<Purse>,
 }
 
 impl Run {
     /// Starts a run in `dir`, which must not exist, be empty, or hold nothing but what a kill before the
     /// first event leaves.
     pub fn create(dir: &Path, settings: Settings, stop: Arc<AtomicBool>) -> Result<Run, RunError> {
-        let env = open_environment(&settings)?;
+        let (env, judge) = policy::judged(&settings, open_environment(&settings)?);
         let trainee = policy::open(&settings, env.as_ref())?;
         let started = RunStarted {
             run_id: crate::world::new_run_id(),
@@ -86,7 +89,9 @@ impl Run {
         let recording = answers::recording(&settings)?;
         setup::write_plan(dir, &settings)?;
         let ledger = Ledger::create(dir, started, &settings.log)?;
-        Ok(Run { recording, ..Run::assemble(dir, settings, ledger, env, trainee, held_out, stop) })
+        let run = Run { recording, ..Run::assemble(dir, settings, ledger, env, trainee, held_out, stop) };
+        run.appoint(judge)?;
+        Ok(run)
     }
 
     /// Takes up the run in `dir`. With nothing in it but what a kill before the first event leaves, this is
@@ -100,7 +105,7 @@ impl Run {
         };
         let recorded = crate::config::from_recorded(&info.settings, dir)?;
         let settings = crate::config::with_execution(recorded, &execution, &[])?;
-        let env = open_environment(&settings)?;
+        let (env, judge) = policy::judged(&settings, open_environment(&settings)?);
         let trainee = policy::open(&settings, env.as_ref())?;
         let environment = format!("{} {}", env.name(), env.version());
         if environment != info.environment {
@@ -113,6 +118,7 @@ impl Run {
         let held_out = held_out(&settings, env.as_ref())?;
         let recording = answers::recording(&settings)?;
         let mut run = Run { recording, ..Run::assemble(dir, settings, ledger, env, trainee, held_out, stop) };
+        run.appoint(judge)?;
         if !run.ledger.state().recorded.run_finished {
             ledger::Past::read(dir)?.restore(dir, run.trainee.as_mut())?;
             let step = run.next_step();
@@ -140,6 +146,14 @@ impl Run {
         Ok((settings, trainee.agent()?))
     }
 
+    /// Lends the judge what it asks with.
+    fn appoint(&self, judge: Option<Arc<LlmJudge>>) -> Result<(), RunError> {
+        if let Some(judge) = judge {
+            judge.lend(policy::asker(&self.settings, &self.stop, self.book_of_steps()?)?);
+        }
+        Ok(())
+    }
+
     fn assemble(
         dir: &Path,
         settings: Settings,
@@ -149,6 +163,7 @@ impl Run {
         held_out: Vec<(String, Vec<TaskSpec>)>,
         stop: Arc<AtomicBool>,
     ) -> Run {
+        let purse = Arc::new(Purse::new(ledger.state().times.llm.tokens()));
         Run {
             dir: dir.to_path_buf(),
             settings,
@@ -159,6 +174,7 @@ impl Run {
             stop,
             held_out,
             recording: None,
+            purse,
         }
     }
 

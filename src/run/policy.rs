@@ -15,8 +15,10 @@ use crate::event::{GradientStepTaken, Reward, RolloutFinished, StepSkipped};
 use crate::evolve::Explorer;
 use crate::evolve::asking::{Asker, Book, Terms};
 use crate::evolve::client::Endpoint;
+use crate::evolve::judged::Judged;
 use crate::evolve::llm::Llm;
 use crate::evolve::procedural::Procedural;
+use crate::evolve::score::LlmJudge;
 use crate::learner::{Learner, LearnerError, UpdateOutcome, checkpoint, group_rollouts};
 use crate::model::load::{LoadedModel, load_model};
 use crate::model::{Decoder, LoraConfig, LoraParams, LoraTarget, ModelConfig, Params};
@@ -63,6 +65,36 @@ pub fn open(settings: &Settings, env: &dyn Environment) -> Result<Box<dyn Traine
     })
 }
 
+/// Whoever asks the endpoint of `evolve.llm_*`.
+pub fn asker(settings: &Settings, stop: &Arc<AtomicBool>, book: Book) -> Result<Asker, RunError> {
+    let e = &settings.evolve;
+    let endpoint = Endpoint {
+        url: e.llm_url.clone(),
+        model: e.llm_model.clone(),
+        key_env: e.llm_key_env.clone(),
+        timeout_ms: e.llm_timeout_ms,
+        retries: e.llm_retries,
+        max_tokens: e.llm_max_tokens,
+    };
+    let terms = Terms {
+        reasks: e.llm_reasks,
+        budget_tokens: e.llm_budget_tokens,
+        price_prompt: e.llm_price_prompt,
+        price_completion: e.llm_price_completion,
+    };
+    Ok(Asker::new(endpoint, terms, book, stop.clone())?)
+}
+
+/// The environment with the judge that `env.judge` asks for, and the judge, who cannot be asked before a run lends it the
+/// means.
+pub fn judged(settings: &Settings, env: Arc<dyn Environment>) -> (Arc<dyn Environment>, Option<Arc<LlmJudge>>) {
+    if settings.env.judge != "llm" {
+        return (env, None);
+    }
+    let judge = Arc::new(LlmJudge::new(&settings.evolve.llm_model));
+    (Arc::new(Judged::new(env, judge.clone())), Some(judge))
+}
+
 /// The explorer named by `evolve.explorer`.
 pub fn explorer(
     settings: &Settings,
@@ -73,23 +105,7 @@ pub fn explorer(
 ) -> Result<Box<dyn Explorer>, RunError> {
     let e = &settings.evolve;
     Ok(match e.explorer.as_str() {
-        "llm" => {
-            let endpoint = Endpoint {
-                url: e.llm_url.clone(),
-                model: e.llm_model.clone(),
-                key_env: e.llm_key_env.clone(),
-                timeout_ms: e.llm_timeout_ms,
-                retries: e.llm_retries,
-                max_tokens: e.llm_max_tokens,
-            };
-            let terms = Terms {
-                reasks: e.llm_reasks,
-                budget_tokens: e.llm_budget_tokens,
-                price_prompt: e.llm_price_prompt,
-                price_completion: e.llm_price_completion,
-            };
-            Box::new(Llm::new(Asker::new(endpoint, terms, book, stop.clone())?))
-        }
+        "llm" => Box::new(Llm::new(asker(settings, stop, book)?)),
         "policy" => Box::new(crate::evolve::policy::PolicyExplorer::new(
             env.clone(),
             trainee.agent()?,
