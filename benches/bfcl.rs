@@ -5,16 +5,18 @@
 //! The reference plays every entry of V3 and of V4: reset, steps, turns, evaluation, each in a worker process
 //! behind JSON lines. Starting the workers is done before the clock runs.
 //!
-//! Result (2 cores that others used too, load 6; all 800 entries of each, all pass):
+//! Result (2 cores that other programs used too, load 3.5 to 6; all 800 entries of each version, all pass; two runs):
 //!
-//! | | steps/s | calls/s | episodes/s | reset p50 | step p50 | end_turn p50 | evaluate p50 | the pipe alone p50 |
-//! |---|---|---|---|---|---|---|---|---|
-//! | V3 | 939 | 947 | 161 | 887 us | 232 us | 161 us | 1,032 us | 61 us |
-//! | V4 | 1,322 | 1,333 | 231 | 839 us | 162 us | 103 us | 1,096 us | 118 us |
+//! | | steps/s | episodes/s | reset p50 | step p50 | end_turn p50 | evaluate p50 | the pipe alone p50 |
+//! |---|---|---|---|---|---|---|---|
+//! | V3 | 939, 1,076 | 161, 185 | 887, 1,023 us | 232, 174 us | 161, 104 us | 1,032, 974 us | 61, 118 us |
+//! | V4 | 1,322, 568 | 231, 99 | 839, 2,213 us | 162, 316 us | 103, 198 us | 1,096, 1,338 us | 118, 121 us |
 //!
-//! An episode is 5.8 steps: about a quarter of its time is evaluation (the answer is executed again beside the
-//! episode's calls), a sixth the reset, the rest steps and turns, most of which is waiting for a core.
+//! An episode is 5.8 steps. Of its time 38 to 46 % are steps, 22 to 26 % ends of turns, 15 to 23 % resets and 13 to
+//! 16 % evaluations (V3 and V4, second run). The pipe's 99th percentile is up to 8 ms, a time slice of the scheduler:
+//! much of the spread is waiting for a core.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -30,15 +32,22 @@ use coevolve::pipeline::{Latencies, Plan, play};
 /// Sampler threads, each with a worker process at work.
 const THREADS: usize = 2;
 
+/// How long operations took: histograms, and the whole in microseconds.
+#[derive(Default)]
+struct Seen {
+    latencies: Latencies,
+    total_us: BTreeMap<&'static str, u64>,
+}
+
 /// An environment that notes how long every operation takes.
 struct Timed {
     inner: Bfcl,
-    seen: Arc<Mutex<Latencies>>,
+    seen: Arc<Mutex<Seen>>,
 }
 
 struct TimedSession {
     inner: Box<dyn Session>,
-    seen: Arc<Mutex<Latencies>>,
+    seen: Arc<Mutex<Seen>>,
 }
 
 impl Environment for Timed {
@@ -70,7 +79,9 @@ impl TimedSession {
         let begun = Instant::now();
         let answer = operation(self.inner.as_mut());
         let micros = begun.elapsed().as_micros() as u64;
-        self.seen.lock().expect("not poisoned").record(stage, micros);
+        let mut seen = self.seen.lock().expect("not poisoned");
+        seen.latencies.record(stage, micros);
+        *seen.total_us.entry(stage).or_default() += micros;
         answer
     }
 }
@@ -129,7 +140,7 @@ fn main() {
             Err(error) => return println!("{error}"),
         };
         let pool = Arc::clone(inner.pool());
-        let seen = Arc::<Mutex<Latencies>>::default();
+        let seen = Arc::<Mutex<Seen>>::default();
         let env: Arc<dyn Environment> = Arc::new(Timed { inner, seen: Arc::clone(&seen) });
         let mut jobs = Vec::new();
         for split in ["base", "miss_func", "miss_param", "long_context"] {
@@ -154,7 +165,7 @@ fn main() {
             pool.ask("nothing", serde_json::Map::new()).expect_err("no such operation");
             all.record("pipe alone", begun.elapsed().as_micros() as u64);
         }
-        *seen.lock().expect("not poisoned") = Latencies::default();
+        *seen.lock().expect("not poisoned") = Seen::default();
         let begun = Instant::now();
         let done = run(&env, &jobs);
         let seconds = begun.elapsed().as_secs_f64();
@@ -167,7 +178,11 @@ fn main() {
             done.steps as f64 / seconds,
             done.episodes as f64 / seconds,
         );
-        all.merge(&seen.lock().expect("not poisoned"));
+        let seen = seen.lock().expect("not poisoned");
+        let total = seen.total_us.values().sum::<u64>().max(1) as f64;
+        let shares = seen.total_us.iter().map(|(stage, us)| format!("{stage} {:.0} %", *us as f64 * 100.0 / total));
+        println!("  of the environment's time: {}", shares.collect::<Vec<_>>().join(", "));
+        all.merge(&seen.latencies);
         all.merge(&done.latencies);
         println!("  {:20} {:>7} {:>7} {:>7} {:>7} {:>7}  us", "", "count", "p50", "p90", "p99", "max");
         for row in all.rows() {

@@ -80,14 +80,15 @@ fn a_seed_is_a_game() {
         reply_bytes: REPLY_BYTES,
     };
     let other = StdioEnv::open(launch, Bounds::default()).expect("open");
-    assert_eq!(std::fs::read_dir(cache.path()).expect("cache").count(), 0, "nothing is made before it is wanted");
+    let made = |cache: &Path| cache.join("recipe-1");
+    assert_eq!(std::fs::read_dir(made(cache.path())).expect("cache").count(), 0, "made when it is wanted");
     // A reset makes the game too.
     let mut session = other.open().expect("session");
     let opening = session.reset(&ours[0], "e", 0).expect("reset");
     assert!(opening.messages[0].content.starts_with(&ours[0].turns[0].query), "{opening:?}");
-    let story = |folder: &Path| std::fs::read(folder.join("tw-0.z8")).expect("story");
+    let story = |cache: &Path| std::fs::read(made(cache).join("tw-0.z8")).expect("story");
     assert_eq!(story(cache.path()), story(&folder().join("games")));
-    let names = std::fs::read_dir(cache.path()).expect("cache").count();
+    let names = std::fs::read_dir(made(cache.path())).expect("cache").count();
     assert_eq!(names, 2, "the game, its description, and nothing left of the making");
 }
 
@@ -221,7 +222,7 @@ fn own_tasks_are_judged_by_the_facts_their_solution_reaches() {
 fn games_of_the_users_are_played_from_a_folder() {
     let Some(made) = open(TextWorldOptions::default()) else { return };
     let task = made.tasks("train", 0, 1).expect("tasks").remove(0);
-    let games = folder().join("games");
+    let games = folder().join("games/recipe-1");
     let given = tempfile::tempdir().expect("folder");
     for (split, file, from) in
         [("known", "larva.z8", "tw-0.z8"), ("known", "larva.json", "tw-0.json"), ("bare", "larva.z8", "tw-0.z8")]

@@ -2,7 +2,8 @@
 //!
 //! Runs in Python workers (`tools/workers/textworld_worker.py`, embedded here; its documentation says how games are
 //! made and scored) out of a private environment that `tools/setup-textworld.sh` makes under `.coevolve/textworld`.
-//! One tool, `act`, with one string argument `text`: the command.
+//! One tool, `act`, with one string argument `text`: the command. Games have no narrator: new tasks come from an LLM
+//! explorer.
 //!
 //! Splits of made games are ranges of seeds: `train` 0..9,999, `dev` 10,000..19,999, `test` 20,000..29,999; of each the
 //! first 1,000 can be listed. A game is made (about 2 seconds) when it is first listed or played, and kept in the

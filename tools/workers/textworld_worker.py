@@ -7,7 +7,7 @@ Games come from one of two places:
 
 * Made here, offline, with a seed, and kept in `--cache FOLDER`: a file a seed, byte for byte the same on every
   machine. Splits are ranges of seeds: train 0..9,999, dev 10,000..19,999, test 20,000..29,999, so no game is in
-  two of them. A game has 1 to 3 rooms, 2 objects a room and a quest of 2 to 4 commands, by its seed. Making one
+  two of them. A game whose own walkthrough does not win it is made anew with its seed + 30,000, and so on. A game has 1 to 3 rooms, 2 objects a room and a quest of 2 to 4 commands, by its seed. Making one
   takes about 2 seconds, once, and happens when it is listed or played first.
 * `--games FOLDER`: files of yours (.z8, .z5, .ulx; what the engine plays), with the .json that TextWorld wrote beside
   each, if there is one: it tells facts, objective and walkthrough. Folders in FOLDER are splits; files that lie in
@@ -43,6 +43,9 @@ SPLIT_SEEDS = 10_000
 MADE_SPLITS = ("train", "dev", "test")
 EXTENSIONS = (".z8", ".z5", ".ulx")
 MAX_GAMES = 1_000
+# Of made games; changes with anything that makes other games of the same seeds.
+RECIPE = 1
+ATTEMPTS = 8
 OPEN_GAMES = 4
 STEP_LIMIT = 1_000
 MAX_CALLS_PER_STEP = 64
@@ -76,11 +79,11 @@ class Made:
     splits = MADE_SPLITS
 
     def __init__(self, cache):
-        self.cache = cache
-        os.makedirs(cache, exist_ok=True)
+        self.cache = os.path.join(cache, f"recipe-{RECIPE}")
+        os.makedirs(self.cache, exist_ok=True)
 
     def version(self):
-        return "made games 1"
+        return f"made games, recipe {RECIPE}"
 
     def ids(self, split):
         first = MADE_SPLITS.index(split) * SPLIT_SEEDS
@@ -96,21 +99,44 @@ class Made:
             self.make(int(number), path)
         return path
 
-    def make(self, seed, path):
+    def make(self, number, path):
         import textworld
 
         options = textworld.GameOptions()
-        options.seeds = seed
-        options.nb_rooms = 1 + seed % 3
+        options.nb_rooms = 1 + number % 3
         options.nb_objects = 2 * options.nb_rooms
-        options.quest_length = 2 + seed % 3
+        options.quest_length = 2 + number % 3
         # Made aside and moved into place, story last: other workers see a whole game or none, and two that make the
         # same one at a time make the same bytes.
         with tempfile.TemporaryDirectory(dir=self.cache, prefix="making-") as folder:
-            options.path = os.path.join(folder, "game.z8")
-            textworld.generator.compile_game(textworld.generator.make_game(options), options)
-            os.replace(os.path.join(folder, "game.json"), os.path.splitext(path)[0] + ".json")
+            for attempt in range(ATTEMPTS):
+                options.seeds = number + attempt * SPLIT_SEEDS * len(MADE_SPLITS)
+                options.path = os.path.join(folder, f"{attempt}.z8")
+                textworld.generator.compile_game(textworld.generator.make_game(options), options)
+                if winnable(options.path):
+                    break
+            else:
+                raise Failure("no_game", f"game {number} could not be made in {ATTEMPTS} attempts")
+            os.replace(os.path.splitext(options.path)[0] + ".json", os.path.splitext(path)[0] + ".json")
             os.replace(options.path, path)
+
+
+def winnable(path):
+    """Whether the game understands its own walkthrough. Some do not (game 10011 as its seed
+    makes it): of a safe and a Canadian safe, they ask which one `open safe` means."""
+    player = Player(path)
+    try:
+        state = player.restart(0)
+        for text in info_of(path)["walkthrough"]:
+            if player.over or text not in state.admissible_commands or text != command(act_call(text)):
+                return False
+            player.say(text)
+            state = player.state
+        return bool(state.won)
+    except Failure:
+        return False
+    finally:
+        player.close()
 
 
 class Given:
@@ -349,6 +375,11 @@ class Episode:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+def act_call(text):
+    """The call that says `text`."""
+    return {"name": "act", "arguments": {"text": text}}
+
+
 def command(call):
     """The command of a call of `act`."""
     if not isinstance(call, dict) or call.get("name") != "act":
@@ -435,7 +466,7 @@ class Worker:
         tasks = []
         for game in list(self.source.ids(split))[first:last]:
             info = info_of(self.source.path(game))
-            solution = [{"name": "act", "arguments": {"text": c}} for c in info["walkthrough"]]
+            solution = [act_call(c) for c in info["walkthrough"]]
             turn = {"query": info["objective"] or "Play the game.", "solution": solution}
             tasks.append({"id": game, "base": game, "family": split, "tools": ["act"], "turns": [turn]})
         return {"tasks": tasks}
