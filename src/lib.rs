@@ -26,7 +26,8 @@
 //!    folder per op: formulas, f64 reference, CPU.
 //! 9. [`learner`]: the only shift and mask, all losses, the fused GRPO op (CPU reference, CUDA), AdamW,
 //!    checkpoints.
-//! 10. [`evolve`]: reflect, explore, abstract, validate; procedural, policy and LLM explorers.
+//! 10. [`evolve`]: reflect, explore, abstract, validate; procedural, policy and LLM explorers. Every question to an LLM is
+//!     an event, and a run can be played again from another's answers.
 //! 11. [`pipeline`]: the stages of a step over bounded queues. [`config`]: every setting. [`world`]: the one
 //!     home of randomness and time. [`http`]: the one home of HTTP.
 //!

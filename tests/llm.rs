@@ -170,6 +170,8 @@ fn respond(brain: &Mutex<Brain>, request: &Request) -> (String, Duration) {
         ("explore", brain.explore(&user))
     } else if system.starts_with("From exploration steps") {
         ("abstract", brain.draft(&user, &request.body["seed"]))
+    } else if system.starts_with("You try out") {
+        ("solve", solve_next(&user))
     } else {
         assert!(system.starts_with("You check tasks"), "{system}");
         ("judge", brain.judge(&user))
@@ -289,6 +291,24 @@ impl Brain {
     }
 }
 
+/// Whether the server's agent that tries drafts out does what is asked; else it only says that it did.
+fn is_diligent(query: &str) -> bool {
+    !query.len().is_multiple_of(4)
+}
+
+fn solve_next(user: &Value) -> Value {
+    let (solution, executed) = (user["solution"].as_array().expect("solution"), user["executed"].as_array());
+    let query = user["query"].as_str().expect("query");
+    match solution.get(executed.expect("executed").len()).filter(|_| is_diligent(query)) {
+        Some(call) => {
+            let arguments: Value =
+                serde_json::from_str(call["arguments"].as_str().expect("arguments")).expect("arguments");
+            json!({"reasoning": "", "tool": call["name"], "arguments": arguments})
+        }
+        None => json!({"done": true, "say": user["answer"].as_str().unwrap_or("Done.")}),
+    }
+}
+
 fn hands() -> Procedural {
     Procedural::new(Arc::new(Desk::default())).expect("desk has a narrator")
 }
@@ -353,7 +373,7 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
     for fault in ["busy", "wordy", "garbage", "limited", "cut", "types", "slow", "length", "chatty"] {
         assert!(brain.faults.contains_key(fault), "{fault} was not tried: {:?}", brain.faults);
     }
-    for role in ["reflect", "explore", "abstract", "judge"] {
+    for role in ["reflect", "explore", "abstract", "judge", "solve"] {
         assert!(brain.roles.contains_key(role), "{role} was not asked: {:?}", brain.roles);
     }
 
@@ -380,6 +400,21 @@ fn a_competent_explorer_behind_a_bad_connection_grows_the_task_set() {
         assert_eq!(audit["draft"]["author"], MODEL);
         assert_eq!(audit["validation"]["judge"], format!("{MODEL} as judge"));
     }
+    // What passed all other checks was tried out, and stays out where that came to nothing.
+    let mut tried = [0, 0];
+    for verdict in of_kind(&all, "draft_validated") {
+        let checks = verdict["checks"].as_array().expect("checks");
+        let Some(check) = checks.iter().find(|c| c["name"] == "carried_out") else {
+            assert_eq!(verdict["accepted"], false, "{verdict}");
+            continue;
+        };
+        let mut drafts = of_kind(&all, "draft_proposed").into_iter();
+        let draft = drafts.find(|d| d["draft"] == verdict["draft"]).expect("the draft");
+        let diligent = is_diligent(draft["task"]["turns"][0]["query"].as_str().expect("query"));
+        assert_eq!((&check["passed"], &verdict["accepted"]), (&json!(diligent), &json!(diligent)), "{verdict}");
+        tried[usize::from(diligent)] += 1;
+    }
+    assert!(tried[0] > 0 && tried[1] > 0, "{tried:?}");
     // Every draft has a verdict, also one whose judge gave no answer.
     let ids = |kind| of_kind(&all, kind).iter().map(|e| text_of(e, "draft")).collect::<BTreeSet<_>>();
     let judged: BTreeSet<String> = ids("draft_validated").union(&ids("draft_rejected")).cloned().collect();

@@ -168,6 +168,7 @@ settings! {
         llm_key_env: String = "OPENAI_API_KEY".into(), "variable name", "Environment variable that holds the key; the key itself is never a setting and never logged.";
         llm_timeout_ms: u64 = 60000, "milliseconds", "Deadline of one request.";
         llm_retries: u32 = 3, "attempts", "Retries after a refused or broken request.";
+        llm_validator: bool = true, "true | false", "With the llm explorer: an LLM agent that is shown query and solution carries each draft out in a fresh environment; kept if it earns a positive reward.";
         llm_reasks: u32 = 2, "askings", "How often an answer that lacks the JSON it was asked for is asked for again, with the fault named.";
         llm_budget_tokens: u64 = 0, "tokens; 0 = no bound", "Tokens that external LLMs may take in the whole run, sent and received, earlier processes of it included. A request goes out only if what is spent, a third of its bytes and llm_max_tokens fit; else the round ends, and training goes on.";
         llm_price_prompt: f64 = 0.0, "currency per million tokens", "Price of tokens sent to external LLMs; only for the cost that is recorded.";

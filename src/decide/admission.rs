@@ -10,7 +10,7 @@ use super::signals::SOLVED;
 use super::similarity::{NoveltyConfig, NoveltyIndex};
 use crate::event::{Check, DraftValidated, Reward, TaskSpec};
 
-/// Names of the checks, in order (METHOD: stage 3 a-e).
+/// Names of the checks, in order (METHOD: stage 3 a-e). Where an LLM explores there is one more, `carried_out`.
 pub const CHECKS: [&str; 5] = ["executes", "changes", "baselines", "belongs", "novel"];
 
 /// Agents that have to fail a task before it is worth training on.
@@ -33,6 +33,8 @@ pub struct AdmissionConfig {
     pub belongs: bool,
     /// (e) No near-duplicate of a task of D or of an evaluation task. Default true.
     pub novel: bool,
+    /// An LLM agent that is shown the solution carries the draft out; only where an LLM explores. Default true.
+    pub carried_out: bool,
     /// Calls that a solution has at least, all turns together. Default 3.
     pub min_solution_calls: usize,
     /// Thresholds of (e).
@@ -47,6 +49,7 @@ impl Default for AdmissionConfig {
             baselines: true,
             belongs: true,
             novel: true,
+            carried_out: true,
             min_solution_calls: 3,
             novelty: NoveltyConfig::default(),
         }
@@ -62,6 +65,7 @@ impl AdmissionConfig {
             "baselines" => self.baselines,
             "belongs" => self.belongs,
             "novel" => self.novel,
+            "carried_out" => self.carried_out,
             _ => true,
         }
     }
@@ -74,6 +78,7 @@ impl AdmissionConfig {
             baselines: false,
             belongs: false,
             novel: false,
+            carried_out: false,
             ..AdmissionConfig::default()
         }
     }
@@ -215,6 +220,16 @@ pub fn novel(task: &TaskSpec, known: &NoveltyIndex, config: &NoveltyConfig) -> C
         )),
     };
     check("novel", verdict)
+}
+
+/// METHOD: kept if an agent that carries it out meets the objective, or earns a positive reward without.
+pub fn carried_out(reward: &Reward) -> Check {
+    let verdict = match reward {
+        Reward::Scored(score) if *score > 0.0 => Ok(format!("carried out to a score of {score}")),
+        Reward::Scored(score) => Err(format!("carried out to a score of {score}")),
+        Reward::Unscored(reason) => Err(format!("carrying it out could not be scored: {reason}")),
+    };
+    check("carried_out", verdict)
 }
 
 /// A validation in progress: checks in order, up to the first failure.

@@ -590,7 +590,7 @@ frozen! {
     pub struct LlmAsked {
         /// BLAKE3 of `body`, hex: requests with the same digest are the same.
         pub request: String,
-        /// What it was asked to do: `reflect`, `explore`, `abstract`, `judge`.
+        /// What it was asked to do: `reflect`, `explore`, `abstract`, `judge`, `solve`, `score`.
         pub role: String,
         /// The context or draft it was asked for.
         pub about: String,

@@ -1,15 +1,17 @@
-//! The LLM explorer: the same reflect, explore, abstract, judge asked of any OpenAI-compatible endpoint.
+//! The LLM explorer: the same reflect, explore, abstract, judge, and the agent that tries drafts out, asked of any
+//! OpenAI-compatible endpoint.
 //!
 //! Every answer is read leniently (the first JSON value in it that has the role's shape, see [`super::shape`]) and used
 //! strictly: an answer without one is asked for again with the fault named, and unknown tools, empty queries and
 //! solutions that are too short are dropped, not repaired.
 
 use super::asking::Asker;
+use super::carry::carry_out;
 use super::shape::Role;
 use super::{Context, ExploreError, Explorer, Intent, guidance, task_id};
 use crate::decide::admission::Belonging;
-use crate::env::{Executed, ToolDef};
-use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, TaskSpec, ToolCall, TurnSpec};
+use crate::env::{Environment, Executed, ToolDef};
+use crate::event::{DraftProposed, ExplorationStepTaken, ReflectionWritten, Reward, TaskSpec, ToolCall, TurnSpec};
 use crate::world::draw;
 use serde_json::{Value, json};
 
@@ -167,6 +169,15 @@ impl Explorer for Llm {
             }
         }
         Ok(drafts)
+    }
+
+    fn carry_out(
+        &self,
+        env: &dyn Environment,
+        draft: &DraftProposed,
+        seed: u64,
+    ) -> Result<Option<Reward>, ExploreError> {
+        carry_out(&self.0, env, draft, seed).map(Some)
     }
 
     /// A conversation of its own that never saw how the draft came about.

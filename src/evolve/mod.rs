@@ -3,8 +3,13 @@
 //! One round works through its contexts in order. Everything an explorer does is an effect, so each piece
 //! (reflection, exploration step, draft, verdict) is logged when it is known and looked up before it is
 //! done: a round that was killed takes up where it stopped, without asking an LLM twice.
+//!
+//! An LLM is asked through [`asking`]: what a log holds is not asked, answers have a shape ([`shape`]), tokens a budget;
+//! [`client`] is one request over HTTP with its retries. LLMs have five roles: four in [`llm`], and [`carry`] tries drafts
+//! out.
 
 pub mod asking;
+pub mod carry;
 pub mod client;
 pub mod judged;
 pub mod llm;
@@ -18,8 +23,8 @@ pub mod validate;
 use crate::decide::admission::Belonging;
 use crate::env::{EnvError, Environment, Executed, ToolDef};
 use crate::event::{
-    Action, ContextSpec, DraftProposed, ExplorationStepTaken, ReflectionWritten, RolloutFinished, SignalKind, TaskSpec,
-    ToolCall,
+    Action, ContextSpec, DraftProposed, ExplorationStepTaken, ReflectionWritten, Reward, RolloutFinished, SignalKind,
+    TaskSpec, ToolCall,
 };
 use std::path::PathBuf;
 
@@ -171,6 +176,16 @@ pub trait Explorer: Send + Sync {
         playgrounds: &[TaskSpec],
         steps: &[ExplorationStepTaken],
     ) -> Result<Vec<DraftProposed>, ExploreError>;
+    /// Carries a draft out as an agent that is shown its solution, in a fresh instance: how the environment scores that.
+    /// `None` where the explorer has no such agent.
+    fn carry_out(
+        &self,
+        _env: &dyn Environment,
+        _draft: &DraftProposed,
+        _seed: u64,
+    ) -> Result<Option<Reward>, ExploreError> {
+        Ok(None)
+    }
     /// Check (d): do query and solution belong together? Answered by something that did not write them.
     fn judge(&self, draft: &DraftProposed, executed: &[Vec<Executed>]) -> Result<Belonging, ExploreError>;
 }

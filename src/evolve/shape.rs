@@ -21,6 +21,8 @@ pub enum Role {
     Judge,
     /// Decide whether an episode did what was asked.
     Score,
+    /// Take the next step in carrying a draft out.
+    Solve,
 }
 
 impl Role {
@@ -32,6 +34,7 @@ impl Role {
             Role::Abstract => "abstract",
             Role::Judge => "judge",
             Role::Score => "score",
+            Role::Solve => "solve",
         }
     }
 
@@ -80,6 +83,14 @@ impl Role {
                 }),
                 one => drafted(one),
             },
+            Role::Solve => {
+                let it = object(value, "the answer")?;
+                if it.get("done") == Some(&Value::Bool(true)) {
+                    return string(it, "say").map(drop);
+                }
+                filled(it, "tool")?;
+                arguments(it)
+            }
             Role::Judge => {
                 let it = object(value, "the answer")?;
                 field(it, "belongs", "true or false", Value::is_boolean)?;
@@ -199,6 +210,8 @@ mod tests {
             (Role::Reflect, REFLECTION),
             (Role::Explore, r#"{"reasoning": "r", "tool": "t", "arguments": {"a": 1}}"#),
             (Role::Explore, r#"{"stop": true}"#),
+            (Role::Solve, r#"{"tool": "t", "arguments": {}}"#),
+            (Role::Solve, r#"{"done": true, "say": ""}"#),
             (Role::Abstract, "[]"),
             (Role::Judge, r#"{"belongs": false, "reason": "no"}"#),
         ] {
@@ -238,6 +251,8 @@ mod tests {
             ),
             (Role::Judge, r#"{"belongs": true}"#.to_owned(), r#""reason" is missing (a string)"#),
             (Role::Judge, r#"see [7]: {"belongs": null, "reason": ""}"#.to_owned(), r#""belongs" is null"#),
+            (Role::Solve, r#"{"done": true}"#.to_owned(), r#""say" is missing"#),
+            (Role::Solve, r#"{"done": "yes"}"#.to_owned(), r#""tool" is missing"#),
             (Role::Explore, r#"{"stop": "yes"}"#.to_owned(), r#""tool" is missing"#),
             (Role::Explore, r#"{"reasoning": "", "tool": " ", "arguments": {}}"#.to_owned(), r#""tool" is empty"#),
             (

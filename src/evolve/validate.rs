@@ -66,7 +66,15 @@ pub fn validate(
     } else {
         admission.check("belongs", config, || Check { name: "belongs".into(), passed: true, detail: String::new() });
     }
-    admission.check("novel", config, || admission::novel(&draft.task, known, &config.novelty));
+    if !admission.check("novel", config, || admission::novel(&draft.task, known, &config.novelty)) {
+        return Ok(admission.verdict());
+    }
+    // Last, as it asks the most of an LLM.
+    if config.carried_out
+        && let Some(reward) = explorer.carry_out(env.as_ref(), draft, seed)?
+    {
+        admission.check("carried_out", config, || admission::carried_out(&reward));
+    }
     Ok(admission.verdict())
 }
 

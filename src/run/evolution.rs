@@ -254,6 +254,7 @@ fn stopped() -> RunError {
 fn admission(settings: &crate::config::Settings) -> AdmissionConfig {
     let e = &settings.evolve;
     let mut config = if e.validate { AdmissionConfig::default() } else { AdmissionConfig::all_off() };
+    config.carried_out &= e.llm_validator;
     config.min_solution_calls = e.min_solution as usize;
     config.novelty.jaccard = e.similarity;
     config.novelty.edit = e.similarity;

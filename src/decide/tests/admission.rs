@@ -1,6 +1,6 @@
 use super::similarity::task;
 use crate::decide::admission::{
-    Admission, AdmissionConfig, Belonging, CHECKS, Execution, baselines, belongs, changes, executes, novel,
+    Admission, AdmissionConfig, Belonging, CHECKS, Execution, baselines, belongs, carried_out, changes, executes, novel,
 };
 use crate::decide::similarity::{NoveltyConfig, NoveltyIndex};
 use crate::event::{Check, Reward};
@@ -86,6 +86,18 @@ fn nobody_confirms_an_own_draft() {
     assert!(!judged("construction", "procedural", false));
     assert!(judged("judge", "qwen", true));
     assert!(!judged("qwen", "qwen", true));
+}
+
+#[test]
+fn what_an_agent_carried_out_has_to_earn_something() {
+    let of = |reward| carried_out(&reward);
+    assert!(of(Reward::Scored(1.0)).passed && of(Reward::Scored(0.01)).passed);
+    for reward in [Reward::Scored(0.0), Reward::Scored(-1.0), Reward::Scored(f64::NAN)] {
+        assert!(!of(reward).passed);
+    }
+    let unscored = of(Reward::Unscored("worker died".into()));
+    assert!(!unscored.passed && unscored.detail.contains("worker died"));
+    assert!(AdmissionConfig::default().is_on(&unscored.name) && !AdmissionConfig::all_off().is_on(&unscored.name));
 }
 
 #[test]
