@@ -14,27 +14,31 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(".coevolve/appworld")
 }
 
-/// One test at a time: one of them kills all servers, and each takes 400 MB.
+/// One test at a time: one of them counts and kills servers, and each takes 400 MB.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills the AppWorld servers of this process's workers; how many.
-fn kill_servers() -> usize {
+/// AppWorld servers of this process's workers: (server, worker).
+fn servers() -> Vec<(u32, u32)> {
     let field = |stat: &str, n: usize| stat.rsplit_once(')')?.1.split_whitespace().nth(n)?.parse::<u32>().ok();
     let parent = |pid: u32| field(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?, 1);
-    let mut killed = 0;
-    for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
-        let Ok(pid) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
-        let command = std::fs::read_to_string(entry.path().join("cmdline")).unwrap_or_default();
-        if command.contains("import sys, uvicorn") && parent(pid).and_then(parent) == Some(std::process::id()) {
-            let done = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
-            killed += usize::from(done.is_ok_and(|s| s.success()));
-        }
-    }
-    killed
+    let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let pids = processes.filter_map(|e| e.file_name().to_string_lossy().parse::<u32>().ok());
+    pids.filter(|pid| {
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.contains("import sys, uvicorn")
+    })
+    .filter_map(|pid| Some((pid, parent(pid)?)))
+    .filter(|(_, worker)| parent(*worker) == Some(std::process::id()))
+    .collect()
+}
+
+fn kill(pid: u32) {
+    let done = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().expect("kill");
+    assert!(done.success());
 }
 
 /// The environment, or `None` with a note.
@@ -168,18 +172,23 @@ fn endless_code_and_output_are_cut_and_a_server_that_dies_costs_its_episode_only
     let long = session.step(&[python("print('a' * 50_000_000)")]).expect("step");
     assert!(long.results[0].content.ends_with("more characters]") && long.results[0].content.len() < 201_000);
 
-    let died = kill_servers();
+    let [(server, _)] = servers()[..] else { panic!("one session, one server: {:?}", servers()) };
+    kill(server);
     let error = session.step(&[python("print(1)")]).expect_err("its server is gone");
-    assert_eq!(died, 1);
     assert!(error.to_string().contains("got no answer from the AppWorld server"), "{error}");
     // The next episode of the same session has a new one.
     session.reset(&tasks[1], "next", 0).expect("reset");
     assert!(session.step(&tasks[1].turns[0].solution).expect("step").done);
     assert_eq!(session.evaluate().expect("evaluate"), Reward::Scored(1.0));
-    // No server stays behind, and the folders of killed workers go when the next one starts.
+    // A worker that is killed takes its server along, and its folder goes when the next one starts.
+    let [(server, worker)] = servers()[..] else { panic!("one session, one server: {:?}", servers()) };
+    kill(worker);
+    let gone = || !PathBuf::from(format!("/proc/{server}/exe")).exists();
+    (0..100).take_while(|_| !gone()).for_each(|_| std::thread::sleep(std::time::Duration::from_millis(100)));
+    assert!(gone(), "the server outlives its worker");
+    assert!(session.step(&[python("print(1)")]).is_err());
     drop(session);
     drop(env);
-    assert_eq!(kill_servers(), 0);
     let _next = open(false);
     let of_the_dead = |name: &str| {
         let owner = name.strip_prefix("coevolve-appworld-").and_then(|rest| rest.split('-').next());

@@ -7,6 +7,7 @@ folder of its own that is deleted at the end; the data folder is only linked int
 Options: `--root FOLDER` holds `data`; `--partial` scores by the share of passed checks instead of 0/1.
 """
 
+import ctypes
 import hashlib
 import http.client
 import importlib.metadata
@@ -49,6 +50,7 @@ PYTHON = {
     },
 }
 
+PR_SET_PDEATHSIG = 1  # prctl(2), Linux
 PREFIX = "coevolve-appworld-"
 
 left = []  # what must not stay behind
@@ -68,6 +70,12 @@ def sweep():
             shutil.rmtree(os.path.join(tempfile.gettempdir(), name), ignore_errors=True)
 
 
+def confined():
+    """In the server process, where the agent's code will run: bounded memory, and it dies with its worker, however that ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 class Server:
     """One server process and a connection to it."""
 
@@ -83,8 +91,7 @@ class Server:
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(listener.fileno())],
             cwd=self.home, env={**os.environ, **place}, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=2,
-            # The agent's code runs there.
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+            preexec_fn=confined,
         )
         left.append(self.kill)
         listener.close()
