@@ -337,6 +337,7 @@ fn texts() -> Vec<Target> {
         (6, "[a.b(x=-1, y=1e5, z=[1, 2]), c(d={'e': {'f': []}})]"),
         (3, "```python\nmail_send(to=\"a\", n=+3)\nprint(f(x=[1, 2], y={\"a\": 'b'}))\n```\nsaid"),
         (7, "```py\na.b(c='''long\ntext''', d=r'\\x', e=0x1F, f=1_000)\n```"),
+        (12, "<think>where?</think> go north; <tool_call>{}</tool_call>"),
     ]);
     let chat = [
         "Sure! ```json\n{\"a\": [1, {\"b\": \"c\\ud83d\\ude00\"}], \"n\": -1.5e-7, \"t\": true}\n``` {\"b\":2}",

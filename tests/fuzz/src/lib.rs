@@ -289,8 +289,13 @@ const TOOLS: &str = r#"[{"type":"function","function":{"name":"mail_send","param
 pub fn tool_calls(bytes: &[u8]) -> Outcome {
     let [choice, rest @ ..] = bytes else { return Refused };
     let text = String::from_utf8_lossy(rest);
-    let format = [CallFormat::Hermes, CallFormat::Llama, CallFormat::Bfcl, CallFormat::Python, CallFormat::Text]
-        [usize::from(choice % 5)];
+    let format = match choice % 4 {
+        _ if choice & 8 != 0 => CallFormat::Text,
+        0 => CallFormat::Hermes,
+        1 => CallFormat::Llama,
+        2 => CallFormat::Bfcl,
+        _ => CallFormat::Python,
+    };
     let tools = (choice & 4 == 0).then(|| from_openai(&Json::parse(TOOLS).expect("JSON")).expect("tools"));
     let parsed = parse(format, &text, tools.as_deref(), &ParseLimits::default());
     for call in &parsed.calls {
