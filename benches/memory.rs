@@ -9,11 +9,11 @@
 //!
 //! | form | peak | of which weights, reference, moments | one chunk of logits | unfused | share |
 //! |---|---|---|---|---|---|
-//! | full | 1,751 | 642 | 37 | 11,210 | 15.6 % |
-//! | LoRA, rank 16 | 1,117 | 165 | 37 | 10,576 | 10.6 % |
+//! | full | 1,870 | 642 | 37 | 11,328 | 16.5 % |
+//! | LoRA, rank 16 | 1,236 | 165 | 37 | 10,695 | 11.6 % |
 //!
 //! PyTorch 2.15 with TRL 1.16's own functions holds 4.00 copies of the logits, not 2: against that the shares
-//! are 8.5 % and 5.6 %. With wider models the share grows (weights, gradient and moments count on both sides).
+//! are 9.0 % and 6.1 %. With wider models the share grows (weights, gradient and moments count on both sides).
 
 use coevolve::event::{EndReason, Reward, RolloutFinished, RolloutKey};
 use coevolve::learner::{GroupRollouts, Learner, LearnerConfig};
