@@ -27,7 +27,8 @@
 //! 9. [`learner`]: the only shift and mask, all losses, the fused GRPO op (CPU reference, CUDA), AdamW,
 //!    checkpoints.
 //! 10. [`evolve`]: reflect, explore, abstract, validate; procedural, policy and LLM explorers. Every question to an LLM is
-//!     an event, and a run can be played again from another's answers.
+//!     an event, and a run can be played again from another's answers. [`evolve::judged`] scores what an environment
+//!     cannot.
 //! 11. [`pipeline`]: the stages of a step over bounded queues. [`config`]: every setting. [`world`]: the one
 //!     home of randomness and time. [`http`]: the one home of HTTP.
 //!
